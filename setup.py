@@ -1,0 +1,63 @@
+"""Packaging of verl-drmas. Dependencies live here; tool settings live in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+# verl 0.9.1 changed the agent loop's constructor and its token helpers (ct_merge_context_msg), so 0.9.0 can't run our
+# rollout; 0.10 may move the V1 trainer's stages that the team trainer fans out. `verl-drmas doctor` checks each name.
+VERL_RANGE = ">=0.9.1,<0.10"
+
+# math-verify parses with antlr and has one parser for each antlr version; Hydra pins 4.9.3, so this is the one to take.
+MATH = ["loky>=3.4", "math-verify[antlr4-9-3]>=0.9.0"]
+REPORT = ["matplotlib>=3.8"]
+
+# vLLM's CPU wheel is installed without its dependencies (see the Makefile), because it asks for torchvision, torchaudio
+# and torchcodec, whose builds don't import beside a CPU torch; these are the ones that a text model needs.
+REQUIREMENTS = (HERE / "verl_drmas/cpu/requirements.txt").read_text()
+CPU = [line for line in REQUIREMENTS.splitlines() if line and not line.startswith("#")]
+
+setup(
+    name="verl-drmas",
+    version="0.1.0",
+    description="Train teams of language-model agents with stock verl: Dr. MAS and M-GRPO as a plugin",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    # Hydra looks for plugins in the namespace package `hydra_plugins`, and for configs in a package; in the repository
+    # both lie where a reader expects them.
+    packages=[*find_packages(include=["verl_drmas", "verl_drmas.*"]), "verl_drmas.configs", "hydra_plugins"],
+    package_dir={"verl_drmas.configs": "configs", "hydra_plugins": "verl_drmas/hydra_plugins"},
+    package_data={"verl_drmas.configs": ["*.yaml", "*/*.yaml"], "verl_drmas.cpu": ["requirements.txt"]},
+    install_requires=[
+        f"verl{VERL_RANGE}",
+        "TransferQueue>=0.1.10",
+        "datasets>=3.0",
+        "numpy>=2.0",
+        "packaging>=20.0",
+        "pandas>=2.0",
+        "pyarrow>=19.0",
+        "pydantic>=2.0",
+        "rich>=13",
+        "typer>=0.12",
+        "wrapt>=1.16",
+    ],
+    extras_require={
+        "math": MATH,
+        "report": REPORT,
+        "cpu": [*CPU, *MATH, *REPORT],
+        # verl's own extras carry the pins of each engine; `fsdp` brings flash-attn.
+        "gpu": [f"verl[vllm,fsdp]{VERL_RANGE}", *MATH, *REPORT],
+        "megatron": [f"verl[vllm,megatron]{VERL_RANGE}", *MATH, *REPORT],
+        "sglang": [f"verl[sglang,fsdp]{VERL_RANGE}", *MATH, *REPORT],
+        "dev": ["hypothesis>=6.100", "pre-commit>=3.7", "pytest>=8", "pytest-timeout>=2.3", "ruff>=0.6"],
+    },
+    entry_points={
+        "verl.plugins": ["drmas = verl_drmas.plugin"],
+        "console_scripts": ["verl-drmas = verl_drmas.cli:main"],
+    },
+)

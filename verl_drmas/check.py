@@ -1,0 +1,212 @@
+"""One check of a whole configuration before any GPU is taken, and the keys that a team run fills in.
+
+It runs in a Hydra callback, where interpolations are still open and a change reaches the job; again in the trainer, for
+command lines that bypass our files; and in `verl-drmas check`, without Ray.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_drmas.advantage import ESTIMATORS
+from verl_drmas.config import ConfigError, DrmasConfig, nearest, parse
+from verl_drmas.support import GROUP_ESTIMATORS, get, refusals
+from verl_drmas.workflows import Workflow, load_workflow
+
+MODE = "drmas_sync"
+PER_AGENT = "drmas_per_agent"
+LOOP_NAME = "drmas_team"
+MANAGER = "verl_drmas.rollout.worker.TeamManager"
+
+
+@dataclass
+class Prepared:
+    """A checked configuration.
+
+    Attributes:
+        section: The typed `drmas` section.
+        workflow: The workflow class; None for a stock agent loop.
+        base_estimator: verl's estimator that runs per agent, or None.
+        filled: Keys that were set because a team run needs them.
+    """
+
+    section: DrmasConfig
+    workflow: type[Workflow] | None
+    base_estimator: str | None = None
+    filled: dict[str, Any] = field(default_factory=dict)
+
+
+def prepare(config: DictConfig) -> Prepared:
+    """Check a composed configuration and fill the keys that follow from it. Changes `config`.
+
+    Raises:
+        ConfigError: One line: key, value, fix.
+    """
+    prepared = _prepare(config)
+    check_machine(config)
+    check_data(config, prepared.workflow)
+    return prepared
+
+
+def prepare_trainer(config: DictConfig) -> Prepared:
+    """The part of the check that holds inside a running job, where the machine and the files aren't the user's."""
+    return _prepare(config)
+
+
+def _prepare(config: DictConfig) -> Prepared:
+    section = read_section(config)
+    mode = get(config, "trainer.v1.trainer_mode")
+    estimator = str(get(config, "algorithm.adv_estimator", "gae"))
+    if mode != MODE:
+        if estimator in ESTIMATORS or "drmas" in config:
+            raise ConfigError(
+                f"trainer.v1.trainer_mode is {mode!r}, but algorithm.adv_estimator={estimator} with a drmas section "
+                f"needs agent ids: set trainer.v1.trainer_mode={MODE}"
+            )
+        raise ConfigError(f"trainer.v1.trainer_mode is {mode!r}; this check is for {MODE}")
+    if not get(config, "trainer.use_v1", True):
+        raise ConfigError("trainer.use_v1 is false; drmas_sync is a V1 trainer: set trainer.use_v1=true")
+    workflow = check_team(section)
+    if len(section.models) > 1:
+        raise ConfigError(
+            f"drmas.models lists {len(section.models)} models ({', '.join(section.models)}); this version trains one"
+        )
+    for line in refusals(config, section):
+        raise ConfigError(line)
+    prepared = Prepared(section, workflow)
+    _fill(config, prepared, estimator)
+    return prepared
+
+
+def read_section(config: DictConfig) -> DrmasConfig:
+    """The typed `drmas` section of a configuration; defaults if there is none."""
+    section = OmegaConf.select(config, "drmas")
+    return parse(OmegaConf.to_container(section, resolve=True) if section is not None else None)
+
+
+def check_team(section: DrmasConfig) -> type[Workflow] | None:
+    """The workflow class; its agents and the section's must be the same.
+
+    Raises:
+        ConfigError: Unknown workflow, setting or agent, or an agent without a model.
+    """
+    if section.workflow is None:
+        return None
+    name = section.workflow.get("name")
+    if not name:
+        raise ConfigError("drmas.workflow.name is missing; set a registry name or package.module:Class")
+    try:
+        cls = load_workflow(str(name))
+    except ValueError as error:
+        raise ConfigError(f"drmas.workflow.name: {error}") from None
+    settings = {k: v for k, v in section.workflow.items() if k != "name"}
+    for key in settings:
+        if key not in cls.setting_names():
+            raise ConfigError(f"drmas.workflow.{key}: unknown key; {nearest(key, cls.setting_names())}")
+    try:
+        cls(cls.Settings(**settings))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"drmas.workflow.{error}") from None
+    model = next(iter(section.models))
+    for agent_id in cls.agents:
+        if agent_id not in section.agents:
+            raise ConfigError(
+                f"drmas.agents: workflow {name!r} needs agent {agent_id!r}, which has no model; "
+                f"add `{agent_id}: {{model: {model}}}`"
+            )
+    for agent_id in section.agents:
+        if agent_id not in cls.agents:
+            raise ConfigError(
+                f"drmas.agents.{agent_id}: workflow {name!r} has no such agent; {nearest(agent_id, cls.agents)}"
+            )
+    return cls
+
+
+def _fill(config: DictConfig, prepared: Prepared, estimator: str) -> None:
+    """Set what a team run needs; a value of the user's own stays, except where nothing else can work."""
+    section = prepared.section
+    wanted: dict[str, Any] = {
+        "actor_rollout_ref.rollout.agent.agent_loop_manager_class": MANAGER,
+        # Rows per step vary, and verl's fixed micro-batches need a multiple of them.
+        "actor_rollout_ref.actor.use_dynamic_bsz": True,
+    }
+    if prepared.workflow is not None:
+        wanted["actor_rollout_ref.rollout.agent.default_agent_loop"] = LOOP_NAME
+    if any(agent.sampling.stop for agent in section.agents.values()):
+        wanted["actor_rollout_ref.rollout.skip_tokenizer_init"] = False  # the engine looks for the strings in text
+    if section.group_by == "agent" and estimator in GROUP_ESTIMATORS:
+        wanted["algorithm.adv_estimator"] = PER_AGENT
+        wanted["drmas_base_estimator"] = estimator
+    with open_dict(config):
+        for key, value in wanted.items():
+            if get(config, key) != value:
+                OmegaConf.update(config, key, value, force_add=True)
+                prepared.filled[key] = value
+    prepared.base_estimator = get(config, "drmas_base_estimator")
+
+
+def check_machine(config: DictConfig) -> None:
+    """Device and engine are there.
+
+    Raises:
+        ConfigError: No GPU for a GPU configuration, a CPU configuration without the CPU platform, or no engine.
+    """
+    device = get(config, "trainer.device", "cuda")
+    platform = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    cluster = os.environ.get("RAY_ADDRESS") or get(config, "ray_kwargs.ray_init.address")
+    if device == "cpu" and platform != "cpu":
+        raise ConfigError(
+            "trainer.device is 'cpu', but the environment lacks VERL_PLATFORM=cpu; set it before verl starts"
+        )
+    if device == "cuda" and platform == "cpu":
+        raise ConfigError(
+            "trainer.device is 'cuda' under VERL_PLATFORM=cpu; add +drmas_runtime=cpu, or unset VERL_PLATFORM"
+        )
+    if device == "cuda" and not cluster and not _has_accelerator():
+        raise ConfigError(
+            "trainer.device is 'cuda', but this machine has no GPU; for a CPU run set VERL_PLATFORM=cpu and add "
+            "+drmas_runtime=cpu"
+        )
+    engine = get(config, "actor_rollout_ref.rollout.name")
+    if engine in ("vllm", "sglang") and importlib.util.find_spec(engine) is None:
+        extra = "cpu" if device == "cpu" else ("sglang" if engine == "sglang" else "gpu")
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.name is {engine!r}, which is not installed; pip install 'verl-drmas[{extra}]'"
+        )
+
+
+def _has_accelerator() -> bool:
+    import torch  # verl has imported it by now
+
+    return torch.cuda.is_available() or importlib.util.find_spec("torch_npu") is not None
+
+
+def check_data(config: DictConfig, workflow: type[Workflow] | None) -> None:
+    """The data files exist, have rows, and every row a gold if the workflow needs one.
+
+    Raises:
+        ConfigError: Names file, row and fix.
+    """
+    from verl_drmas.data.parquet import check_prompts
+
+    for key in ("data.train_files", "data.val_files"):
+        value = get(config, key)
+        if value is None:
+            raise ConfigError(f"{key} is not set")
+        files = [value] if isinstance(value, str) else list(value)
+        for pattern in files:
+            path = os.path.expanduser(str(pattern))
+            if "://" in path:
+                continue  # verl fetches remote files itself
+            if glob.has_magic(path):
+                raise ConfigError(f"{key}: {pattern!r} is a pattern; verl takes file names")
+            try:
+                check_prompts([path])
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{key}: {error}") from None

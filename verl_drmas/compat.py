@@ -1,0 +1,239 @@
+"""Every name of verl that this package relies on, in one table; `verl-drmas doctor` and the tests walk it.
+
+A plugin that overrides stages of a trainer breaks when they are renamed. Here such a change is one line that names what
+moved, instead of a stack trace in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Name:
+    """One name of verl, and what hangs on it.
+
+    Attributes:
+        module: The module we import it from.
+        name: The attribute, or a dotted path of attributes.
+        why: What it is for; goes into the doctor's line.
+        parameters: Names of the arguments we pass, separated by blanks.
+        members: Attributes that we call or override, each with the arguments we pass, separated by blanks.
+        attributes: Attributes that verl's class sets on its instances and we use, separated by blanks; they are looked for
+            in the class's source.
+        needs: A module without which `module` can't be imported; where it isn't installed, the name isn't checked.
+    """
+
+    module: str
+    name: str
+    why: str
+    parameters: str = ""
+    members: Mapping[str, str] = field(default_factory=dict)
+    attributes: str = ""
+    needs: str | None = None
+
+
+def missing(names: Sequence[Name] | None = None) -> list[str]:
+    """What the installed verl lacks of the names.
+
+    Args:
+        names: Names to check; None: the whole table.
+
+    Returns:
+        One line for each name, member or parameter that isn't there; empty if all are.
+    """
+    return [line for name in (NAMES if names is None else names) for line in _check(name)]
+
+
+def _check(name: Name) -> Iterator[str]:
+    if name.needs and importlib.util.find_spec(name.needs) is None:
+        return
+    try:
+        found: Any = importlib.import_module(name.module)
+    except ImportError as error:
+        yield f"{name.module} can't be imported ({error}); for: {name.why}"
+        return
+    for part in name.name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        yield f"{name.module}.{name.name} is missing; for: {name.why}"
+        return
+    yield from _check_parameters(found, name.parameters, f"{name.module}.{name.name}", name.why)
+    for member, parameters in name.members.items():
+        path = f"{name.module}.{name.name}.{member}"
+        if not hasattr(found, member):
+            yield f"{path} is missing; for: {name.why}"
+        else:
+            yield from _check_parameters(getattr(found, member), parameters, path, name.why)
+    for attribute in name.attributes.split():
+        if not any(re.search(rf"\bself\.{attribute}\b", source) for source in _sources(found)):
+            yield f"{name.module}.{name.name} sets no self.{attribute}; for: {name.why}"
+
+
+def _sources(cls: type) -> list[str]:
+    """Source of a class and of its bases within verl."""
+    return [inspect.getsource(base) for base in cls.__mro__ if base.__module__.split(".")[0] == "verl"]
+
+
+def _check_parameters(function: Any, parameters: str, path: str, why: str) -> Iterator[str]:
+    if not parameters:
+        return
+    known = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values()):
+        return
+    for parameter in parameters.split():
+        if parameter not in known:
+            yield f"{path} takes no {parameter!r}; for: {why}"
+
+
+_V1 = "verl.trainer.ppo.v1"
+_LOOP = "verl.experimental.agent_loop.agent_loop"
+_VLLM = "verl.workers.rollout.vllm_rollout"
+
+NAMES: tuple[Name, ...] = (
+    # -- registration
+    Name("verl.trainer.ppo.core_algos", "register_adv_est", "registering the estimators", "name_or_enum"),
+    Name("verl.trainer.ppo.core_algos", "get_adv_estimator_fn", "verl's own estimators per agent", "name_or_enum"),
+    Name("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY", "the doctor's look at the estimators"),
+    Name(f"{_V1}.trainer_base", "register_trainer", "registering the trainer", "name"),
+    Name(f"{_V1}.trainer_base", "TRAINER_REGISTRY", "the doctor's look at the trainers"),
+    Name(_LOOP, "register", "registering the agent loop", "agent_name"),
+    Name("verl.workers.engine.base", "EngineRegistry.register", "the CPU engine", "model_type backend device"),
+    Name("verl.plugin.platform", "PlatformRegistry.register", "the CPU platform", "platform"),
+    # -- trainer
+    Name(
+        f"{_V1}.trainer_sync",
+        "PPOTrainerSync",
+        "the team trainer and its policies",
+        "config",
+        {
+            "_balance_batch": "batch metrics",
+            "_build_replay_buffer": "",
+            "_compute_advantage": "batch metrics",
+            "_compute_old_log_prob": "batch metrics",
+            "_compute_ref_log_prob": "batch metrics",
+            "_get_required_batch_multiple": "dp_size",
+            "_init_dataloader": "",
+            "_init_resource_pool_mgr": "",
+            "_setup": "",
+            "_update_actor": "batch metrics",
+            "_val_metrics_update": "",
+            "get_llm_client": "",
+        },
+    ),
+    Name(
+        f"{_V1}.replay_buffer",
+        "ReplayBuffer",
+        "poll interval and stall time-out",
+        "poll_interval",
+        {"_wait_for_next_poll": "partition_id last_debug_time"},
+    ),
+    Name("verl.trainer.ppo.padding_utils", "upsample_batch_to_divisible_size", "the `is_padding` tag of padding rows"),
+    Name("verl.trainer.ppo.utils", "need_reference_policy", "a policy's configuration", "config"),
+    Name(
+        "verl.utils.config",
+        "validate_config",
+        "a policy's configuration",
+        "config use_reference_policy use_critic",
+    ),
+    # -- workers
+    Name(
+        "verl.workers.engine_workers",
+        "ActorRolloutRefWorker",
+        "temperature per row, weight updates that outlive a server",
+        members={"init_model": "", "compute_log_prob": "data", "compute_ref_log_prob": "data", "update_actor": "data"},
+    ),
+    Name("verl.single_controller.base.decorator", "Dispatch.ONE_TO_ALL", "methods of the training worker"),
+    Name("verl.single_controller.base.decorator", "register", "methods of the training worker", "dispatch_mode"),
+    Name(
+        "verl.single_controller.base.decorator",
+        "make_nd_compute_dataproto_dispatch_fn",
+        "methods of the training worker",
+        "mesh_name",
+    ),
+    # -- rollout
+    Name(
+        f"{_V1}.agent_loop_tq",
+        "AgentLoopManagerTQ",
+        "the rollout manager",
+        members={"generate_sequences": "prompts"},
+    ),
+    Name(
+        f"{_V1}.agent_loop_tq",
+        "AgentLoopWorkerTQ.__ray_actor_class__",
+        "the rollout worker",
+        members={
+            "_agent_loop_postprocess": "output validate",
+            "_run_agent_loop": "sampling_params trajectory",
+            "generate_sequences": "batch",
+        },
+    ),
+    Name(
+        _LOOP,
+        "AgentLoopBase",
+        "the session's agent loop",
+        members={
+            "run": "sampling_params",
+            "ct_build_initial_tokens": "messages",
+            "ct_merge_assistant_token": "runtime_token_ids assistant_token_ids response_mask response_logprobs "
+            "assistant_logprobs",
+            "ct_merge_context_msg": "previous_messages updated_messages runtime_token_ids response_mask "
+            "response_logprobs",
+        },
+    ),
+    Name(
+        _LOOP,
+        "AgentLoopOutput",
+        "one row per activation",
+        "prompt_ids response_ids response_mask response_logprobs num_turns metrics reward_score extra_fields",
+        {"as_dict": ""},
+    ),
+    Name(_LOOP, "AgentLoopMetrics", "one row per activation"),
+    Name("verl.utils.profiler", "simple_timer", "generation time of a row", "name timing_raw"),
+    Name(
+        "verl.workers.rollout.llm_server",
+        "LLMServerClient",
+        "retries on another server",
+        members={"_acquire_server": "request_id", "generate": "request_id prompt_ids sampling_params"},
+    ),
+    Name(
+        "verl.workers.rollout.llm_server",
+        "LLMServerManager",
+        "a client of our own class",
+        members={"get_client": "client_cls", "get_replicas": ""},
+    ),
+    Name("verl.workers.rollout.replica", "TokenOutput", "what a server answers"),
+    # -- CPU
+    Name("verl.plugin.platform", "PlatformBase", "the CPU platform"),
+    Name("verl.utils.distributed", "initialize_global_process_group_ray", "training over gloo on a CPU", "backend"),
+    Name(
+        "verl.workers.engine.fsdp.transformer_impl",
+        "FSDPEngineWithLMHead",
+        "the CPU engine",
+        members={"_build_fsdp_module": "module"},
+    ),
+    Name(
+        f"{_VLLM}.bucketed_weight_transfer",
+        "BucketedWeightReceiver",
+        "weight updates of vLLM on a CPU",
+        "zmq_handle device use_shm",
+        {"receive_weights": "on_bucket_received"},
+        needs="vllm",
+    ),
+    Name(
+        f"{_VLLM}.utils",
+        "vLLMColocateWorkerExtension",
+        "weight updates of vLLM on a CPU",
+        members={
+            "_get_zmq_handle": "",
+            "update_weights_from_ipc": "peft_config base_sync_done use_shm",
+        },
+        needs="vllm",
+    ),
+)

@@ -1,0 +1,219 @@
+"""The `drmas` section of the configuration: typed, checked once, unknown keys refused with the nearest right name.
+
+Nothing here imports Ray or verl. `check.py` holds the section against the rest of verl's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+STRICT = ConfigDict(extra="forbid")
+SECTION = "drmas"
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A wrong configuration; the message is one line that names the key, the value and the fix."""
+
+
+@dataclass(config=STRICT)
+class SamplingConfig:
+    """How one agent samples in training; None keeps the value of `actor_rollout_ref.rollout`.
+
+    Validation keeps `rollout.val_kwargs` for temperature, top_p and top_k; penalties and stop strings hold in both.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: list[str] | None = None
+
+    def __post_init__(self):
+        if self.temperature is not None and self.temperature <= 0:
+            raise ValueError(
+                f"temperature is {self.temperature}; training divides the logits by it, so it must be above 0"
+            )
+
+
+@dataclass(config=STRICT)
+class AgentConfig:
+    """One agent of the team.
+
+    Attributes:
+        model: The model (a key of `drmas.models`) that serves and learns from this agent.
+        trainable: False leaves the agent's rows out of every update.
+        invalid_penalty: Taken off the score of an invalid action (0.1 in the paper's math task).
+        prompt_length: Longest prompt in tokens; None: `data.max_prompt_length`.
+        response_length: Longest row of responses and observations in tokens; None: `data.max_response_length`.
+        turn_length: Most tokens of one LLM call; None: what `response_length` leaves.
+    """
+
+    model: str
+    trainable: bool = True
+    invalid_penalty: float = 0.0
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    prompt_length: int | None = None
+    response_length: int | None = None
+    turn_length: int | None = None
+
+
+@dataclass(config=STRICT)
+class ModelConfig:
+    """One model. `{}` is `actor_rollout_ref` as it stands."""
+
+
+@dataclass(config=STRICT)
+class AdvantageConfig:
+    """Options of the estimators; the defaults give `drmas` the reference code's numbers on groups with a spread.
+
+    Attributes:
+        penalty: `inside`: an invalid action's penalty enters the group's statistics (reference code); `outside`: it is
+            taken off the normalised advantage.
+        balance: Row weights in the loss: `agent` gives every (prompt, agent) group the same mass, `session` every
+            session.
+        ddof: 1: unbiased standard deviation (reference code); 0: population (paper).
+        eps: Added to the standard deviation.
+        std_floor: Smallest standard deviation used.
+        singleton: A group with one value: `zero`, or `raw` as in the reference code (advantage = score).
+        constant: A group whose values are equal: `zero`, or `raw` for what the formula gives.
+        shadow: Log what the other estimators would have given on the same rows.
+    """
+
+    penalty: Literal["inside", "outside"] = "inside"
+    balance: Literal["none", "agent", "session"] = "none"
+    ddof: Literal[0, 1] = 1
+    eps: float = 1e-6
+    std_floor: float = 0.0
+    singleton: Literal["zero", "raw"] = "zero"
+    constant: Literal["zero", "raw"] = "zero"
+    shadow: bool = True
+
+
+@dataclass(config=STRICT)
+class FaultConfig:
+    """What a run survives and when it stops.
+
+    Attributes:
+        session_timeout: Seconds until a session counts as failed.
+        max_failed_share: Share of a step's sessions that may fail before the run stops.
+        stall_timeout: Seconds without any session ending before the run stops.
+        poll_health: Seconds between looks at the servers' `/health`; 0 turns the watchdog off.
+        hang_timeout: Seconds of unanswered `/health` before a server counts as dead.
+        sync_timeout: Seconds a training worker waits for its server in a weight update.
+    """
+
+    session_timeout: float = 1800.0
+    max_failed_share: float = 0.1
+    stall_timeout: float = 3600.0
+    poll_health: float = 5.0
+    hang_timeout: float = 120.0
+    sync_timeout: float = 300.0
+
+
+@dataclass(config=STRICT)
+class DrmasConfig:
+    """The whole `drmas` section.
+
+    Attributes:
+        workflow: `{name: <registry name or import path>, ...its settings}`; None: the rows come from a stock agent
+            loop.
+        agents: The team, by agent id.
+        models: The models, by model id.
+        updates_per_step: Optimizer updates per step; None: `data.train_batch_size / actor.ppo_mini_batch_size`, what
+            verl does for a workflow with one row a session.
+        group_by: `agent` runs one of verl's own group estimators per (prompt, agent).
+        request_seed: Seed hashed into every request, for exact resume and parity; None leaves sampling unseeded (faster
+            on a GPU).
+        poll_interval: Seconds between looks for finished sessions (verl: 2).
+        show_first_session: Print the first session with prompts, masks and special tokens before the first update.
+    """
+
+    workflow: dict[str, Any] | None = None
+    agents: dict[str, AgentConfig] = field(default_factory=dict)
+    models: dict[str, ModelConfig] = field(default_factory=lambda: {"base": ModelConfig()})
+    updates_per_step: int | None = None
+    group_by: Literal["prompt", "agent"] = "prompt"
+    request_seed: int | None = None
+    poll_interval: float = 0.2
+    show_first_session: bool = True
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    faults: FaultConfig = field(default_factory=FaultConfig)
+
+    def __post_init__(self):
+        if self.updates_per_step is not None and self.updates_per_step < 1:
+            raise ValueError(f"updates_per_step is {self.updates_per_step}; it must be at least 1 (or null)")
+        if not self.models:
+            raise ValueError("models is empty; give at least one, for example `models: {base: {}}`")
+        for agent_id, agent in self.agents.items():
+            if agent.model not in self.models:
+                raise ValueError(f"agents.{agent_id}.model is {agent.model!r}; {nearest(agent.model, self.models)}")
+
+    def agent(self, agent_id: str) -> AgentConfig:
+        """An agent's settings; one the section doesn't list (rows of a stock agent loop) is on the only model."""
+        return self.agents.get(agent_id) or AgentConfig(model=next(iter(self.models)))
+
+
+def nearest(name: str, known: Any) -> str:
+    """`did you mean 'x'?` or the known names."""
+    near = get_close_matches(str(name), [str(k) for k in known], n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(map(str, known)) or 'none'}"
+
+
+def parse(section: Mapping[str, Any] | None, cls: type[T] = DrmasConfig, path: str = SECTION) -> T:
+    """Turn a plain mapping into a typed section.
+
+    Args:
+        section: The mapping (no OmegaConf containers, nothing unresolved).
+        cls: The dataclass to fill.
+        path: Where the mapping stands, for messages.
+
+    Raises:
+        ConfigError: One line on the first wrong key or value.
+    """
+    try:
+        return TypeAdapter(cls).validate_python(dict(section or {}))
+    except ValidationError as error:
+        raise ConfigError(_one_line(error, cls, path)) from None
+
+
+def _one_line(error: ValidationError, cls: type, path: str) -> str:
+    # A misspelt required key gives two errors; the misspelling is the one to show.
+    first = min(error.errors(), key=lambda e: e["type"] not in ("unexpected_keyword_argument", "extra_forbidden"))
+    location = [str(part) for part in first["loc"]]
+    key = ".".join([path, *location])
+    value = first.get("input")
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        owner = _class_at(cls, location[:-1])
+        known = [f.name for f in fields(owner)] if owner else []
+        return f"{key}: unknown key; {nearest(location[-1], known)}"
+    if first["type"] in ("missing", "missing_argument"):
+        what = " (an agent without a model)" if location[-1] == "model" else ""
+        return f"{key}: missing{what}; set it"
+    if first["type"] == "value_error":
+        return f"{key}.{first['ctx']['error']}"  # the checks above begin with the field's name
+    return f"{key}: {value!r} is not valid: {first['msg'].lower()}"
+
+
+def _class_at(cls: type, location: list[str]) -> type | None:
+    """The dataclass that a location inside `cls` points at; mapping keys stand for the mapping's value type."""
+    current: Any = cls
+    for part in location:
+        if is_dataclass(current):
+            current = get_type_hints(current).get(part)
+        else:
+            current = next((a for a in get_args(current) if is_dataclass(a)), None)
+        if current is None:
+            return None
+    if not is_dataclass(current):
+        current = next((a for a in get_args(current) if is_dataclass(a)), None)
+    return current

@@ -1,0 +1,103 @@
+"""`verl-drmas data ...`: the commands that write prompt files."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_drmas.data.arithmetic import arithmetic_rows
+from verl_drmas.data.math import FILES, SOURCES, load_prompts
+from verl_drmas.data.parquet import write_rows
+
+data_app = typer.Typer(no_args_is_help=True, help="Build the parquet files that training and validation read.")
+
+_SETS = ", ".join([*FILES, *SOURCES])
+
+
+@data_app.command("math")
+def math_command(
+    sources: Annotated[
+        list[str], typer.Argument(help=f"Set ({_SETS}), .json/.jsonl/.parquet file, or Hugging Face id; one or more.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Parquet file to write.")],
+    question_key: Annotated[str | None, typer.Option(help="Column of the question; found by itself if usual.")] = None,
+    answer_key: Annotated[str | None, typer.Option(help="Column of the gold answer; found by itself if usual.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split to read and to note in the rows; default train.")] = None,
+    data_source: Annotated[str | None, typer.Option(help="Name to report scores under; default set or file.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Keep the first rows only.")] = None,
+    shuffle: Annotated[int | None, typer.Option(metavar="SEED", help="Shuffle all rows with this seed.")] = None,
+    drop_missing: Annotated[bool, typer.Option(help="Drop and count rows without question or gold.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Score every gold against itself with math-verify.")] = False,
+) -> None:
+    """Math prompts in verl's RLHF format."""
+    with _one_line_errors():
+        _refuse_output(output)
+        rows, notes = load_prompts(
+            sources,
+            question_key=question_key,
+            answer_key=answer_key,
+            split=split,
+            data_source=data_source,
+            drop_missing=drop_missing,
+            shuffle_seed=shuffle,
+            limit=limit,
+        )
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
+        failed = _check_golds([row["reward_model"]["ground_truth"] for row in rows]) if check else []
+        if failed:
+            raise ValueError(
+                f"{len(failed)} of {len(rows)} golds don't equal themselves under the math reward and could never be "
+                f"scored right; nothing written. First: {'; '.join(failed[:3])}"
+            )
+        written = write_rows(rows, output)
+    if check:
+        typer.echo(f"checked: {len(rows)} of {len(rows)} golds equal themselves")
+    typer.echo(f"wrote {len(rows)} prompts to {written}")
+
+
+@data_app.command("arithmetic")
+def arithmetic_command(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for train.parquet and test.parquet.")],
+    seed: Annotated[int, typer.Option(help="Fixes split and order.")] = 0,
+    max_operand: Annotated[int, typer.Option(help="Largest operand.")] = 9,
+    held_out: Annotated[int, typer.Option(help="Problems kept for test.parquet.")] = 16,
+) -> None:
+    """Small additions (`3+4`) for the CPU job, some problems held out."""
+    with _one_line_errors():
+        train, test = arithmetic_rows(max_operand=max_operand, held_out=held_out, seed=seed)
+        for name, rows in (("train", train), ("test", test)):
+            written = write_rows(rows, output / f"{name}.parquet")
+            typer.echo(f"wrote {len(rows)} prompts to {written}")
+
+
+def _check_golds(golds: list[str]) -> list[str]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from rich.progress import track
+
+    from verl_drmas.rewards.math import math_score
+
+    def itself(gold: str) -> str | None:
+        score = math_score(rf"\boxed{{{gold}}}", gold, exact=False)
+        return None if score.correct else f"{gold!r} ({score.reason})"
+
+    with ThreadPoolExecutor(2) as threads:  # as many as the reward has child processes
+        outcomes = list(track(threads.map(itself, golds), "checking golds", total=len(golds)))
+    return [failure for failure in outcomes if failure]
+
+
+def _refuse_output(output: Path) -> None:
+    if output.suffix != ".parquet":
+        raise ValueError(f"--output {output}: give a file that ends in .parquet")
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error

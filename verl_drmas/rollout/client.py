@@ -1,0 +1,75 @@
+"""LLM calls that survive a dead server: it leaves the balancer, and the call is asked once more with the same seed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from ray.exceptions import RayActorError, RayTaskError
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_drmas.workflows import SessionFailed
+
+logger = logging.getLogger(__name__)
+
+# What a dead engine looks like from outside: the actor is gone, or it lives and its engine process is gone.
+DEAD = ("EngineDeadError", "EngineGenerateError", "ActorDiedError", "ActorUnavailableError", "RayActorError")
+
+
+def is_dead(error: BaseException) -> bool:
+    """True if an error says that the server is gone, rather than that the request was wrong."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return isinstance(cause, RayActorError) or type(cause).__name__ in DEAD
+
+
+class RetryingClient(LLMServerClient):
+    """verl's client (`workers/rollout/llm_server.py`) with one retry on another server.
+
+    Picklable like its base; `retried` counts the calls of this process.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.retried = 0
+        self._asked: dict[str, str] = {}
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        server_id, handle = await super()._acquire_server(request_id, **extra)
+        self._asked[request_id] = server_id
+        return server_id, handle
+
+    async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
+        """As in verl, with the retry.
+
+        Raises:
+            SessionFailed: No server could answer (`server`), or the request itself was refused (`request`).
+        """
+        kwargs["sampling_params"] = dict(kwargs["sampling_params"])
+        try:
+            return await self._ask(request_id, **kwargs)
+        except SessionFailed:
+            self.retried += 1
+            return await self._ask(request_id, **kwargs)
+
+    async def _ask(self, request_id: str, **kwargs: Any) -> TokenOutput:
+        try:
+            output = await super().generate(request_id, **{**kwargs, "sampling_params": {**kwargs["sampling_params"]}})
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            server_id = self._asked.get(request_id, "none")
+            if is_dead(error):
+                # A server that fails at once is the least loaded one: left in, it would draw every request.
+                await self._load_balancer.remove_servers.remote([server_id])
+                logger.warning("LLM server %s is dead and out of the balancer: %s", server_id, type(error).__name__)
+                raise SessionFailed("server", f"server {server_id} died: {error!r:.200}") from error
+            if "No available servers" in str(error):
+                raise SessionFailed("server", "no LLM server is left") from error
+            raise
+        finally:
+            self._asked.pop(request_id, None)
+        if output.stop_reason == "aborted":
+            raise SessionFailed("server", "the request was aborted")
+        return output

@@ -1,0 +1,265 @@
+"""The training back end of a workflow: an agent's messages become tokens for verl's engine, and its activations
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics
+from verl.utils.profiler import simple_timer
+from verl.workers.rollout.llm_server import LLMServerClient
+
+from verl_drmas.config import AgentConfig, DrmasConfig
+from verl_drmas.rollout.activation import Activation
+from verl_drmas.rollout.seeds import call_seed
+from verl_drmas.workflows import Action, Agent, Conversation, Outcome, SessionFailed, Task, Team, Workflow
+from verl_drmas.workflows.base import Message
+from verl_drmas.workflows.shorten import shorten
+
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
+)  # fmt: skip
+VALIDATION_FIELDS = ("temperature", "top_p", "top_k")  # rollout.val_kwargs decides these in validation
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One model as the rollout sees it: its servers, and verl's token helpers with its tokenizer and template."""
+
+    model_id: str
+    client: LLMServerClient
+    loop: AgentLoopBase
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.loop.tokenizer
+
+
+class TrainingTeam(Team):
+    """The agents of one session.
+
+    Args:
+        config: The `drmas` section.
+        engines: By model id.
+        task: The session's task.
+        sampling: verl's sampling parameters of this rollout.
+        agents: Agents the workflow declares.
+        mixed_temperature: Whether rows must carry their own temperature to training.
+    """
+
+    def __init__(
+        self,
+        config: DrmasConfig,
+        engines: dict[str, Engine],
+        task: Task,
+        sampling: dict[str, Any],
+        agents: Sequence[str],
+        mixed_temperature: bool = False,
+    ):
+        self.config, self.engines, self.task, self.sampling = config, engines, task, sampling
+        self.mixed_temperature = mixed_temperature
+        self.actions: list[Action] = []
+        self.conversations: list[TrainingConversation] = []
+        self._agents = {name: TrainingAgent(self, name) for name in agents}
+
+    def __getitem__(self, agent_id: str) -> Agent:
+        return self._agents[agent_id]
+
+    def rows(self, workflow: Workflow, outcome: Outcome) -> list[Activation]:
+        """The session's rows in the order in which the activations began; those without a sampled token are left out.
+
+        Raises:
+            SessionFailed: No activation sampled anything.
+        """
+        spoken = [c for c in self.conversations if any(c.mask)]
+        if not spoken:
+            raise SessionFailed("empty", "no agent of the session sampled a token")
+        correct = outcome.reward if outcome.correct is None else outcome.correct
+        metrics = {
+            **outcome.metrics,
+            "outcome": outcome.reward,
+            "empty_outputs": float(sum(a.empty for a in self.actions)),
+        }
+        # reward_extra_info must hold the same keys on every row, and verl's validation reads it from the last row
+        # alone.
+        extra = {"acc": correct, "outcome": outcome.reward, **{f"session/{k}": v for k, v in metrics.items()}}
+        rows = []
+        for order, conversation in enumerate(spoken):
+            row = conversation.row(workflow.reward(conversation.action, outcome))
+            row.extra_fields |= {"activation": order, "reward_extra_info": extra}
+            row.extra_fields["session_metrics"] = metrics if order == 0 else None
+            rows.append(row)
+        rows[-1].reward_score = rows[-1].own_reward  # set, so verl's own reward loop isn't asked
+        return rows
+
+
+class TrainingAgent(Agent):
+    """One agent of a `TrainingTeam`."""
+
+    def __init__(self, team: TrainingTeam, agent_id: str):
+        self.team, self.agent_id = team, agent_id
+        self.config = team.config.agent(agent_id)
+        self.engine = team.engines[self.config.model]
+
+    def converse(self, messages: Sequence[Message]) -> Conversation:
+        nth = sum(a.agent_id == self.agent_id for a in self.team.actions)
+        conversation = TrainingConversation(self, Action(agent_id=self.agent_id, nth=nth), messages)
+        self.team.actions.append(conversation.action)
+        self.team.conversations.append(conversation)
+        return conversation
+
+
+class TrainingConversation(Conversation):
+    """One activation: the prompt, then what was sampled (mask 1) and what was observed (mask 0).
+
+    Turns are joined with verl's Continuous Token helpers, so that nothing sampled is ever rendered or tokenised again.
+    """
+
+    def __init__(self, agent: TrainingAgent, action: Action, messages: Sequence[Message]):
+        self.agent, self.team, self.action = agent, agent.team, action
+        self.messages = [dict(m) for m in messages]
+        self.unseen: list[Message] = []
+        self.prompt_ids: list[int] = []
+        self.tokens: list[int] = []  # prompt and everything after it
+        self.mask: list[int] = []
+        self.logprobs: list[float] | None = None
+        self.extra: dict[str, Any] = {}
+        self.metrics = {"num_preempted": -1}
+        self.counts = {"cut_characters": 0.0}
+
+    @property
+    def path(self) -> str:
+        return f"{self.action.agent_id}.{self.action.nth}"
+
+    def observe(self, text: str, role: str = "user") -> None:
+        self.unseen.append({"role": role, "content": text})
+
+    async def turn(self) -> Action:
+        action, config = self.action, self.agent.config
+        await self._extend()
+        length = config.response_length or self.agent.engine.loop.rollout_config.response_length
+        room = length - len(self.mask)
+        if action.truncated or room < 1:
+            action.text, action.truncated = "", True
+            return action
+        limit = min(room, config.turn_length or room)
+        with simple_timer("generate_sequences", self.metrics):
+            output = await self.agent.engine.client.generate(
+                uuid4().hex, prompt_ids=self.tokens, sampling_params=self._sampling(limit)
+            )
+        sampled = output.token_ids[:room]
+        logprobs = output.log_probs[:room] if output.log_probs else None
+        if logprobs is not None and self.logprobs is None:
+            self.logprobs = [0.0] * len(self.mask)
+        merged, self.mask, self.logprobs = await self.agent.engine.loop.ct_merge_assistant_token(
+            self.tokens, sampled, self.mask, self.logprobs, assistant_logprobs=logprobs
+        )
+        self.tokens = merged.token_ids
+        self._note(output)
+        action.turns += 1
+        action.text = self.agent.engine.tokenizer.decode(sampled, skip_special_tokens=True)
+        action.prompt_tokens = len(self.prompt_ids)
+        action.response_tokens = (action.response_tokens or 0) + len(sampled)
+        action.truncated = len(sampled) >= limit
+        self.messages.append({"role": "assistant", "content": action.text})
+        return action
+
+    async def _extend(self) -> None:
+        """Render the prompt on the first turn; merge what was observed on later ones."""
+        loop, config = self.agent.engine.loop, self.agent.config
+        if not self.tokens:
+            self.messages += self.unseen
+            self.unseen = []
+            limit = config.prompt_length or loop.rollout_config.prompt_length
+            build = loop.continuous_token_builder.build_initial_tokens
+            ids = await loop.loop.run_in_executor(None, build, self.messages)
+            if len(ids) > limit:
+                # verl would keep the last `limit` tokens, which drops the question or the role.
+                def cut() -> tuple[list[Message], int]:
+                    return shorten(
+                        self.messages, limit=limit, count=lambda m: len(build(m)), keep=self.team.task.question
+                    )
+
+                self.messages, characters = await loop.loop.run_in_executor(None, cut)
+                self.counts["cut_characters"] += characters
+                ids = await loop.loop.run_in_executor(None, build, self.messages)
+            self.prompt_ids, self.tokens = list(ids), list(ids)
+        elif self.unseen:
+            updated = self.messages + self.unseen
+            merged, mask, logprobs = await loop.ct_merge_context_msg(
+                self.messages, updated, self.tokens, self.mask, self.logprobs
+            )
+            length = config.response_length or loop.rollout_config.response_length
+            if len(mask) >= length:  # the observation leaves no room to answer; the row ends with what was sampled
+                self.action.truncated = True
+            else:
+                self.tokens, self.mask, self.logprobs = merged.token_ids, mask, logprobs
+                self.messages = updated
+            self.unseen = []
+
+    def _sampling(self, max_tokens: int) -> dict[str, Any]:
+        own, task = self.agent.config.sampling, self.team.task
+        fixed = VALIDATION_FIELDS if task.validate else ()
+        overrides = {k: v for k in SAMPLING_FIELDS if k not in fixed and (v := getattr(own, k)) is not None}
+        params = {**self.team.sampling, **overrides, "max_tokens": max_tokens}
+        if self.team.config.request_seed is not None:
+            params["seed"] = call_seed(
+                self.team.config.request_seed,
+                index=task.index,
+                session=task.session,
+                step=task.step,
+                path=f"{self.path}/turn.{self.action.turns}",
+                validate=task.validate,
+            )
+        return params
+
+    def _note(self, output: Any) -> None:
+        """Keep the weight versions an activation spans, and verl's other notes of the engine."""
+        fields = dict(output.extra_fields)
+        first = self.extra.get("min_global_steps", fields.get("min_global_steps"))
+        self.extra |= fields
+        self.extra["min_global_steps"] = first
+        if output.num_preempted is not None:
+            self.metrics["num_preempted"] = max(0, self.metrics["num_preempted"]) + output.num_preempted
+
+    def row(self, reward: float) -> Activation:
+        """The activation as a training row.
+
+        A mask ends with the last sampled token: what was observed after it is nobody's answer.
+        """
+        action, config = self.action, self.agent.config
+        end = len(self.mask) - self.mask[::-1].index(1)
+        response = self.tokens[len(self.tokens) - len(self.mask) :][:end]
+        row = Activation(
+            prompt_ids=self.tokens[: len(self.tokens) - len(self.mask)],
+            response_ids=response,
+            response_mask=self.mask[:end],
+            response_logprobs=self.logprobs[:end] if self.logprobs is not None else None,
+            num_turns=2 * action.turns,
+            metrics=AgentLoopMetrics(**self.metrics),
+            own_reward=float(reward),
+            extra_fields={
+                **self.extra,
+                "turn_scores": [],
+                "tool_rewards": [],
+                "agent_id": action.agent_id,
+                "model_id": config.model,
+                "valid": bool(action.valid),
+                "path": self.path,
+                "reward_parts": {k: float(v) for k, v in action.reward_parts.items()},
+                "counts": {**self.counts, "turns": float(action.turns), "truncated": float(action.truncated)},
+            },
+        )
+        if self.team.mixed_temperature:
+            row.row_temperature = float(self._sampling(1)["temperature"])
+        return row
+
+
+def mixed_temperature(config: DrmasConfig, default: float) -> bool:
+    """True if the trained agents sample at different temperatures, or at another than the run's."""
+    agents: list[AgentConfig] = [a for a in config.agents.values() if a.trainable]
+    return any(a.sampling.temperature not in (None, default) for a in agents)

@@ -1,0 +1,112 @@
+"""verl's V1 agent-loop worker and manager for teams: rows keep their own reward, failed sessions are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+import ray
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from verl_drmas.check import read_section
+from verl_drmas.logs import configure_logging
+from verl_drmas.rollout.activation import Activation
+from verl_drmas.rollout.loop import VALIDATE
+from verl_drmas.rollout.rows import DEFAULT_AGENT
+from verl_drmas.workflows import SessionFailed
+
+logger = logging.getLogger(__name__)
+
+
+class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behind verl's @ray.remote
+    """Runs sessions under a time limit and stores their rows.
+
+    Outputs of a stock agent loop pass through as well: one that carries `extra_fields["agent_id"]` trains with `drmas`
+    unchanged, one that doesn't is agent `default`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        configure_logging()
+        self.section = read_section(self.config)
+        self.failures: Counter[str] = Counter()
+        self._said_default = False
+
+    async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
+        VALIDATE.set(bool(trajectory["validate"]))
+        limit = self.section.faults.session_timeout
+        try:
+            await asyncio.wait_for(super()._run_agent_loop(sampling_params, trajectory, **kwargs), limit)
+        except (TimeoutError, asyncio.TimeoutError):
+            self.failures["timeout"] += 1
+            raise SessionFailed("timeout", f"no outcome after {limit:g} s (drmas.faults.session_timeout)") from None
+        except SessionFailed as failure:
+            self.failures[failure.reason] += 1
+            raise
+        except Exception as error:
+            self.failures[type(error).__name__] += 1
+            raise
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+        outputs = output if isinstance(output, list) else [output]
+        rows = [Activation.of(o) for o in outputs if o.response_ids]
+        if not rows:
+            raise SessionFailed("empty", "the agent loop returned no row with a response token")
+        for row in rows:
+            if "agent_id" not in row.extra_fields:
+                self._say_default()
+                row.extra_fields["agent_id"] = DEFAULT_AGENT
+        await super()._agent_loop_postprocess(rows, validate, **kwargs)
+
+    def _say_default(self) -> None:
+        if not self._said_default:
+            self._said_default = True
+            logger.warning(
+                "rows come without extra_fields['agent_id']; each is counted as agent %r, so that drmas is GRPO over
+                rows", DEFAULT_AGENT,
+            )
+
+    def report(self) -> dict[str, int]:
+        """Failed sessions by reason and retried calls since the last report."""
+        report = {f"failed/{reason}": n for reason, n in self.failures.items()}
+        retried = getattr(self.llm_client, "retried", 0)
+        if retried:
+            report["retried_calls"] = retried
+            self.llm_client.retried = 0
+        self.failures.clear()
+        return report
+
+
+@ray.remote
+class TeamWorkerActor:
+    """Builds a `TeamWorker` inside the actor's process.
+
+    `ray.remote(TeamWorker)` would ship verl's base class by value, because its module-level name is the actor class,
+    and zero-argument `super()` then fails in the actor. verl could export the plain class.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        self.worker = TeamWorker(*args, **kwargs)
+
+    async def generate_sequences(self, batch: Any) -> None:
+        await self.worker.generate_sequences(batch)
+
+    async def report(self) -> dict[str, int]:
+        return self.worker.report()
+
+
+class TeamManager(AgentLoopManagerTQ):
+    """verl's manager (`rollout.agent.agent_loop_manager_class`) over `TeamWorkerActor`s."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = TeamWorkerActor
+
+    def report(self) -> dict[str, int]:
+        """Sum of the workers' reports since the last call."""
+        total: Counter[str] = Counter()
+        for report in ray.get([worker.report.remote() for worker in self.agent_loop_workers]):
+            total.update(report)
+        return dict(total)

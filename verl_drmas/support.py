@@ -1,0 +1,140 @@
+"""verl's own switches under a team: each is supported or refused, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_drmas.advantage import ESTIMATORS
+from verl_drmas.config import DrmasConfig
+
+# verl's group estimators that take (rewards, mask, index, config) and no more; usable per agent with
+# drmas.group_by=agent.
+GROUP_ESTIMATORS = (
+    "grpo",
+    "grpo_passk",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "gpg",
+    "grpo_vectorized",
+    "reinforce_plus_plus_baseline",
+)
+REFUSED_ESTIMATORS = {
+    "gae": "it needs a critic, which values one agent's tokens and not a team's",
+    "remax": "it needs a second, greedy rollout of every session",
+    "gdpo": "it reads reward dimensions that a team's rows don't have",
+    "optimal_token_baseline": "it needs sum_pi_squared of every token",
+    "tir_optimal_token_baseline": "it needs sum_pi_squared of every token",
+    "reinforce_plus_plus": "it whitens over the whole batch, so that one agent's scale moves another's",
+}
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One of verl's switches.
+
+    Attributes:
+        key: Where it stands.
+        says: What a team run makes of it.
+        refused: True for a configuration that can't run; None for switches that are simply supported.
+    """
+
+    key: str
+    says: str
+    refused: Callable[[Any, DrmasConfig], bool] | None = None
+
+
+def get(config: Any, key: str, default: Any = None) -> Any:
+    """A key of an unresolved configuration; the default if it is absent or null."""
+    value = OmegaConf.select(config, key, default=default, throw_on_missing=False)
+    return default if value is None else value
+
+
+SWITCHES = (
+    Switch("algorithm.norm_adv_by_std_in_grpo", "supported: false leaves out the division (std_scope none)"),
+    Switch("algorithm.use_kl_in_reward", "supported: the statistics see the reward after the penalty"),
+    Switch("actor_rollout_ref.actor.use_kl_loss", "supported"),
+    Switch(
+        "algorithm.filter_groups",
+        "supported with metric=outcome (or acc), which is one value a session; metric=reward compares rows of different
+        agents", lambda c, _: (
+            bool(get(c, "algorithm.filter_groups.enable", False))
+            and get(c, "algorithm.filter_groups.metric") not in ("outcome", "acc")
+        ),
+    ),
+    Switch(
+        "algorithm.rollout_correction",
+        "supported without drmas.advantage.balance, which writes the same field (rollout_is_weights)",
+        lambda c, d: d.advantage.balance != "none" and get(c, "algorithm.rollout_correction.rollout_is") is not None,
+    ),
+    Switch(
+        "algorithm.rollout_correction.bypass_mode",
+        "supported without drmas.advantage.balance: its loss doesn't read row weights",
+        lambda c, d: d.advantage.balance != "none" and bool(get(c, "algorithm.rollout_correction.bypass_mode", False)),
+    ),
+    Switch(
+        "algorithm.use_pf_ppo",
+        "refused: it resamples rows of one advantage estimator, gae, only",
+        lambda c, _: bool(get(c, "algorithm.use_pf_ppo", False)),
+    ),
+    Switch(
+        "reward.reward_model.enable",
+        "refused: it scores a session's last row with the main tokenizer; score inside the workflow",
+        lambda c, _: bool(get(c, "reward.reward_model.enable", False)),
+    ),
+    Switch(
+        "distillation.enabled",
+        "refused: verl computes teacher log-probs for a session's last row only",
+        lambda c, _: bool(get(c, "distillation.enabled", False)),
+    ),
+    Switch("critic.enable", "refused: see gae", lambda c, _: bool(get(c, "critic.enable", False))),
+    Switch(
+        "trainer.v1.drmas_sync.parameter_sync_step",
+        "refused above 1: drmas_sync trains on the sessions of its own step",
+        lambda c, _: int(get(c, "trainer.v1.drmas_sync.parameter_sync_step", 1)) > 1,
+    ),
+    Switch(
+        "actor_rollout_ref.model.use_fused_kernels",
+        "supported unless agents sample at different temperatures: the fused loss takes one temperature",
+        lambda c, d: bool(get(c, "actor_rollout_ref.model.use_fused_kernels", False)) and mixes_temperature(c, d),
+    ),
+    Switch(
+        "actor_rollout_ref.rollout.calculate_log_probs",
+        "must be true with a frozen agent: its rows keep the sampled log-probs",
+        lambda c, d: (
+            not get(c, "actor_rollout_ref.rollout.calculate_log_probs", True)
+            and any(not a.trainable for a in d.agents.values())
+        ),
+    ),
+)
+
+
+def mixes_temperature(config: Any, section: DrmasConfig) -> bool:
+    """True if a trained agent samples at another temperature than the run's."""
+    default = get(config, "actor_rollout_ref.rollout.temperature", 1.0)
+    return any(a.trainable and a.sampling.temperature not in (None, default) for a in section.agents.values())
+
+
+def refusals(config: Any, section: DrmasConfig) -> list[str]:
+    """One line for every switch that stands in the way of a team run."""
+    lines = [f"{s.key}: {s.says}" for s in SWITCHES if s.refused is not None and s.refused(config, section)]
+    estimator = str(get(config, "algorithm.adv_estimator", "gae")).lower()
+    per_agent = section.group_by == "agent"
+    if estimator in REFUSED_ESTIMATORS:
+        lines.append(
+            f"algorithm.adv_estimator={estimator}: refused for teams: {REFUSED_ESTIMATORS[estimator]}; use drmas"
+        )
+    elif per_agent and estimator in ESTIMATORS:
+        lines.append(f"drmas.group_by=agent: {estimator} sets its own groups; drop one of the two")
+    elif per_agent and estimator not in GROUP_ESTIMATORS and estimator != "drmas_per_agent":
+        lines.append(f"drmas.group_by=agent: {estimator} is none of {', '.join(GROUP_ESTIMATORS)}")
+    elif not per_agent and estimator in GROUP_ESTIMATORS:
+        lines.append(
+            f"algorithm.adv_estimator={estimator}: for a team set grpo_team (or drmas), or drmas.group_by=agent to run "
+            f"{estimator} per agent"
+        )
+    return lines

@@ -1,0 +1,1 @@
+"""The registered trainers: one policy per model, advantages over a team's real rows."""

@@ -1,0 +1,136 @@
+"""The trainer's handle on one model: a stock verl trainer that never fits, whose stages run on the model's own rows."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import need_reference_policy
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import validate_config
+
+from verl_drmas.config import DrmasConfig
+from verl_drmas.rollout.client import RetryingClient
+from verl_drmas.trainer.worker import TeamActorRolloutRefWorker
+
+
+class Policy(PPOTrainerSync):
+    """One model: worker group, servers, optimiser, weight sync.
+
+    It has no data, no rewards and no loop; `TeamTrainer` calls the inherited `_balance_batch`, `_compute_old_log_prob`,
+    `_compute_ref_log_prob` and `_update_actor` with the rows of this model.
+
+    Args:
+        model_id: The model.
+        config: This policy's configuration, from `policy_config`.
+        updates_per_step: Optimizer updates per step and epoch.
+    """
+
+    def __init__(self, model_id: str, config: DictConfig, updates_per_step: int):
+        super().__init__(config)
+        self.model_id, self.updates_per_step = model_id, updates_per_step
+        self._rows = 0
+        self._updates = updates_per_step
+
+    def _init_dataloader(self) -> None:
+        """The team trainer owns the data."""
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        for role in self.role_worker_mapping:
+            self.role_worker_mapping[role] = ray.remote(TeamActorRolloutRefWorker)
+
+    def get_llm_client(self) -> RetryingClient:
+        return self.llm_server_manager.get_client(client_cls=RetryingClient)
+
+    # -- a fixed number of updates per step, whatever the number of rows ---------------------------------------------
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
+        """verl's padding and balancing to a multiple of (updates x data-parallel ranks), padding spread over
+        updates.
+        """
+        self._rows = len(batch)
+        batch = super()._balance_batch(batch, metrics, **kwargs)
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        padding = [tag.get("is_padding", False) for tag in batch.tags]
+        batch.reorder(spread(padding, ranks=ranks, updates=self._updates))
+        return batch
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        self._updates = feasible_updates(self.updates_per_step, rows=self._rows, ranks=dp_size)
+        return dp_size * self._updates
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        real = sum(not tag.get("is_padding", False) for tag in batch.tags)
+        with open_dict(self.config):  # in rows: `policy_config` set rollout.n to 1
+            self.config.actor_rollout_ref.actor.ppo_mini_batch_size = len(batch) // self._updates
+        batch = super()._update_actor(batch, metrics)
+        prefix = f"drmas/model/{self.model_id}"
+        metrics[f"{prefix}/rows"] = real
+        metrics[f"{prefix}/padding_share"] = 1 - real / len(batch)
+        metrics[f"{prefix}/updates"] = self._updates * self.config.actor_rollout_ref.actor.ppo_epochs
+        for name in ("grad_norm", "pg_loss", "lr"):
+            if f"actor/{name}" in metrics:
+                metrics[f"{prefix}/{name}"] = metrics[f"actor/{name}"]
+        return batch
+
+
+def feasible_updates(wanted: int, *, rows: int, ranks: int) -> int:
+    """Most updates up to `wanted` that leave each at least one real row per rank; at least 1."""
+    return max(1, min(wanted, rows // ranks))
+
+
+def spread(padding: list[bool], *, ranks: int, updates: int) -> list[int]:
+    """Order that gives every update its share of the padding rows.
+
+    Each rank trains its block of the batch from front to back, one equal slice an update. verl's balancing may put all
+    padding into one slice, and an update of padding only has no tokens to average over.
+
+    Args:
+        padding: Which rows are padding, rank after rank; a multiple of ranks x updates rows.
+        ranks: Data-parallel size.
+        updates: Slices per rank.
+
+    Returns:
+        A permutation of the row numbers; rows stay with their rank, and real rows keep their order.
+    """
+    block = len(padding) // ranks
+    size = block // updates
+    order: list[int] = []
+    dealt = 0  # goes on from rank to rank, so that the slices of an update share evenly over ranks as well
+    for rank in range(ranks):
+        rows = range(rank * block, (rank + 1) * block)
+        pads, real = [r for r in rows if padding[r]], [r for r in rows if not padding[r]]
+        share = [0] * updates
+        for i in range(len(pads)):
+            share[(dealt + i) % updates] += 1
+        dealt += len(pads)
+        pad_rows, real_rows = iter(pads), iter(real)
+        for update in range(updates):
+            order += [next(real_rows) for _ in range(size - share[update])]
+            order += [next(pad_rows) for _ in range(share[update])]
+    return order
+
+
+def policy_config(config: DictConfig, section: DrmasConfig, model_id: str) -> DictConfig:
+    """The configuration of one policy: the run's, counted in rows, without data, rewards and resume of its own."""
+    policy = copy.deepcopy(config)
+    with open_dict(policy):
+        validate_config(policy, use_reference_policy=need_reference_policy(policy), use_critic=False)
+        model = policy.actor_rollout_ref
+        model.actor.ppo_mini_batch_size *= model.rollout.n  # verl counts prompts here and multiplies by n itself
+        model.rollout.n = 1
+        model.sync_timeout = section.faults.sync_timeout
+        policy.trainer.v1.trainer_mode = "sync"
+        policy.trainer.resume_mode = "disable"
+        policy.trainer.checkpoint_callback_class = None
+        policy.reward.num_workers = 0
+    return policy
+
+
+def default_updates(config: DictConfig) -> int:
+    """What verl does for one row a session: batch prompts over mini-batch prompts."""
+    return max(1, config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size)

@@ -1,0 +1,115 @@
+"""verl's training worker for teams: a temperature per row, and a weight update that outlives a dead server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import zmq
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from verl_drmas.rollout.client import is_dead
+
+logger = logging.getLogger(__name__)
+
+
+def use_row_temperature(data: TensorDict) -> TensorDict:
+    """Hand each row's sampling temperature to the engine, where the rows carry one.
+
+    verl's engines divide logits by a tensor `temperature` (rows,), but verl's worker overwrites a row field of that
+    name with the run's, so the rows carry it as `row_temperature`.
+    """
+    if "row_temperature" in data.keys():
+        data["temperature"] = data["row_temperature"].reshape(-1).to(torch.float32)
+    return data
+
+
+class GuardedRollout:
+    """Stands for verl's server adapter (`workers/rollout/base.py`) and keeps a dead server from hanging the trainer.
+
+    A weight update gathers every parameter over all ranks. A rank whose server is dead must still take part, or the
+    others wait for ever; so it goes through its share and sends nothing.
+    """
+
+    def __init__(self, adapter: Any, sync_timeout: float):
+        self.adapter, self.sync_timeout, self.dead = adapter, sync_timeout, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.adapter, name)
+
+    async def resume(self, *args: Any, **kwargs: Any) -> None:
+        if not self.dead:
+            await self.adapter.resume(*args, **kwargs)
+
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], **kwargs: Any) -> None:
+        """Send the weights, or only gather them if the server is dead or dies meanwhile."""
+        stream = iter(weights)
+        if not self.dead:
+            try:
+                with _socket_timeout(self.sync_timeout):
+                    await self.adapter.update_weights(stream, **kwargs)
+                return
+            except Exception as error:
+                if not (isinstance(error, zmq.Again) or is_dead(error)):
+                    raise
+                self.dead = True
+                logger.warning(
+                    "LLM server of replica %s died in a weight update (%s); this worker goes on without it",
+                    getattr(self.adapter, "replica_rank", "?"),
+                    type(error).__name__,
+                )
+        for _ in stream:
+            pass
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Sockets that verl's sender opens meanwhile give up after `seconds`; it sets no time-out itself.
+
+    pyzmq hands options of the shared context to every new socket, so no code of verl is touched. A time-out setting in
+    verl's `BucketedWeightSender` would remove this.
+    """
+    context = zmq.Context.instance()
+    before = {option: context.sockopts.get(option) for option in (zmq.RCVTIMEO, zmq.SNDTIMEO)}
+    for option in before:
+        context.setsockopt(option, int(seconds * 1000))
+    try:
+        yield
+    finally:
+        for option, value in before.items():
+            context.sockopts.pop(option, None)
+            if value is not None:
+                context.setsockopt(option, value)
+
+
+class TeamActorRolloutRefWorker(ActorRolloutRefWorker):
+    """`ActorRolloutRefWorker` (verl/workers/engine_workers.py) with the two additions above."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        super().init_model()
+        if self.rollout is not None:
+            self.rollout = GuardedRollout(self.rollout, self.config.get("sync_timeout", 300.0))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def drop_server(self, replica_rank: int) -> None:
+        """Stop talking to a server that is known to be dead."""
+        if self.rollout is not None and self.rollout.replica_rank == replica_rank:
+            self.rollout.dead = True
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def compute_log_prob(self, data: TensorDict) -> TensorDict:
+        return super().compute_log_prob(use_row_temperature(data))
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="ref"))
+    def compute_ref_log_prob(self, data: TensorDict) -> TensorDict:
+        return super().compute_ref_log_prob(use_row_temperature(data))
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def update_actor(self, data: TensorDict) -> TensorDict:
+        return super().update_actor(use_row_temperature(data))

@@ -1,0 +1,66 @@
+"""Workflows by registry name or by import path (`package.module:Class` or `package.module.Class`)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from verl_drmas.workflows.base import Workflow
+
+# Bundled workflows are imported when they are asked for, so that one with extra dependencies costs nobody else.
+_BUNDLED = {
+    "arithmetic": "verl_drmas.workflows.arithmetic:Arithmetic",
+    "solver_verifier": "verl_drmas.workflows.solver_verifier:SolverVerifier",
+}
+_REGISTERED: dict[str, type[Workflow]] = {}
+
+
+def register_workflow(name: str) -> Callable[[type[Workflow]], type[Workflow]]:
+    """Class decorator: make a workflow known under `name`.
+
+    Raises:
+        ValueError: Another class already has this name.
+        TypeError: The class isn't a Workflow or declares no agents.
+    """
+
+    def decorate(cls: type[Workflow]) -> type[Workflow]:
+        if not (isinstance(cls, type) and issubclass(cls, Workflow)):
+            raise TypeError(f"register_workflow({name!r}) expects a subclass of Workflow, got {cls!r}")
+        if not cls.agents:
+            raise TypeError(f"workflow {name!r} ({cls.__qualname__}) declares no agents; set `agents = (...)`")
+        known = _REGISTERED.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"workflow {name!r} is already {known.__module__}:{known.__qualname__}")
+        _REGISTERED[name] = cls
+        return cls
+
+    return decorate
+
+
+def workflow_names() -> list[str]:
+    """Names that `load_workflow` knows without an import path."""
+    return sorted({*_BUNDLED, *_REGISTERED})
+
+
+def load_workflow(name: str) -> type[Workflow]:
+    """The workflow class behind a registry name or an import path.
+
+    Raises:
+        ValueError: No such name, module or class; the message holds the nearest known name.
+    """
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    path = _BUNDLED.get(name, name)
+    module_name, _, class_name = path.partition(":") if ":" in path else path.rpartition(".")
+    if not module_name:
+        near = get_close_matches(name, workflow_names(), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(workflow_names())}"
+        raise ValueError(f"unknown workflow {name!r}; {hint} (or give an import path, package.module:Class)")
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"workflow {name!r} can't be imported: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Workflow)):
+        raise ValueError(f"workflow {name!r} is {cls!r}, not a subclass of verl_drmas.workflows.Workflow")
+    return cls
