@@ -60,8 +60,8 @@ SWITCHES = (
     Switch("actor_rollout_ref.actor.use_kl_loss", "supported"),
     Switch(
         "algorithm.filter_groups",
-        "supported with metric=outcome (or acc), which is one value a session; metric=reward compares rows of different
-        agents", lambda c, _: (
+        "supported with metric=outcome (or acc), one value a session; metric=reward compares rows of different agents",
+        lambda c, _: (
             bool(get(c, "algorithm.filter_groups.enable", False))
             and get(c, "algorithm.filter_groups.metric") not in ("outcome", "acc")
         ),

@@ -64,8 +64,8 @@ class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behi
         if not self._said_default:
             self._said_default = True
             logger.warning(
-                "rows come without extra_fields['agent_id']; each is counted as agent %r, so that drmas is GRPO over
-                rows", DEFAULT_AGENT,
+                "rows come without extra_fields['agent_id']; each counts as agent %r, so that drmas is GRPO over rows",
+                DEFAULT_AGENT,
             )
 
     def report(self) -> dict[str, int]:

@@ -55,7 +55,7 @@ class TeamReplayBuffer(ReplayBuffer):
         elif now - since > self.stall_timeout:
             running = len(self.running_keys[partition_id])
             raise TimeoutError(
-                f"no session ended for {self.stall_timeout:g} s (drmas.faults.stall_timeout); {running} prompts still
-                run"
+                f"no session ended for {self.stall_timeout:g} s (drmas.faults.stall_timeout); "
+                f"{running} prompts still run"
             )
         return super()._wait_for_next_poll(partition_id, last_debug_time)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,4 @@ def describe_session(
 def _segments(response: Any, mask: Any, tokenizer: Any) -> list[tuple[bool, str]]:
     ids, mask = list(map(int, response)), [bool(m) for m in mask]
     cuts = [0, *(i for i in range(1, len(ids)) if mask[i] != mask[i - 1]), len(ids)]
-    return [
-        (mask[a], tokenizer.decode(ids[a:b], skip_special_tokens=False))
-        for a, b in zip(cuts, cuts[1:], strict=False)
-        if a < b
-    ]
+    return [(mask[a], tokenizer.decode(ids[a:b], skip_special_tokens=False)) for a, b in pairwise(cuts) if a < b]

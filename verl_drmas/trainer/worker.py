@@ -24,7 +24,7 @@ def use_row_temperature(data: TensorDict) -> TensorDict:
     verl's engines divide logits by a tensor `temperature` (rows,), but verl's worker overwrites a row field of that
     name with the run's, so the rows carry it as `row_temperature`.
     """
-    if "row_temperature" in data.keys():
+    if "row_temperature" in data:
         data["temperature"] = data["row_temperature"].reshape(-1).to(torch.float32)
     return data
 
