@@ -50,6 +50,7 @@ def prepare(config: DictConfig) -> Prepared:
     """
     prepared = _prepare(config)
     check_machine(config)
+    check_model(config)
     check_data(config, prepared.workflow)
     return prepared
 
@@ -179,6 +180,21 @@ def check_machine(config: DictConfig) -> None:
         raise ConfigError(
             f"actor_rollout_ref.rollout.name is {engine!r}, which is not installed; pip install 'verl-drmas[{extra}]'"
         )
+
+
+def check_model(config: DictConfig) -> None:
+    """A model path that names a folder is one.
+
+    Raises:
+        ConfigError: It isn't there, or holds no config.json.
+    """
+    path = str(get(config, "actor_rollout_ref.model.path", ""))
+    if not path:
+        raise ConfigError("actor_rollout_ref.model.path is not set; give a folder or a Hugging Face model id")
+    folder = os.path.expanduser(path)
+    local = path.startswith((".", "/", "~")) or os.path.isdir(folder)
+    if local and not os.path.isfile(os.path.join(folder, "config.json")):
+        raise ConfigError(f"actor_rollout_ref.model.path is {path!r}, a folder without a config.json")
 
 
 def _has_accelerator() -> bool:

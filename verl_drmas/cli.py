@@ -25,7 +25,7 @@ def doctor() -> None:
 @app.command(context_settings=PASS_ON)
 def check(context: typer.Context) -> None:
     """Check a training configuration without starting Ray; takes the arguments of verl.trainer.main_ppo."""
-    from verl_drmas.check import main as run
+    from verl_drmas.check_command import main as run
 
     raise typer.Exit(run(context.args))
 
@@ -41,3 +41,7 @@ def data(context: typer.Context) -> None:
 def main() -> None:
     """Entry point of the console script."""
     app()
+
+
+if __name__ == "__main__":
+    main()

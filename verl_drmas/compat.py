@@ -25,8 +25,7 @@ class Name:
         why: What it is for; goes into the doctor's line.
         parameters: Names of the arguments we pass, separated by blanks.
         members: Attributes that we call or override, each with the arguments we pass, separated by blanks.
-        attributes: Attributes that verl's class sets on its instances and we use, separated by blanks; they are looked for
-            in the class's source.
+        attributes: Attributes of its instances that we use, separated by blanks; looked for in the class's source.
         needs: A module without which `module` can't be imported; where it isn't installed, the name isn't checked.
     """
 
@@ -118,23 +117,40 @@ NAMES: tuple[Name, ...] = (
             "_compute_advantage": "batch metrics",
             "_compute_old_log_prob": "batch metrics",
             "_compute_ref_log_prob": "batch metrics",
+            "_get_n_gpus_for_throughput": "",
             "_get_required_batch_multiple": "dp_size",
             "_init_dataloader": "",
+            "_init_dump_executor": "",
             "_init_resource_pool_mgr": "",
+            "_init_tokenizer": "",
+            "_load_checkpoint": "",
+            "_rollout_server_managers": "",
             "_setup": "",
+            "_step_once": "metrics timing_raw sample_batch_size",
             "_update_actor": "batch metrics",
-            "_val_metrics_update": "",
+            "_val_metrics_update": "data_sources sample_uids reward_extra_infos_dict sample_turns expected_acc_counts",
+            "fit": "agent_loop_manager",
             "get_llm_client": "",
+            "on_init_end": "",
+            "on_sample_begin": "",
+            "on_sample_end": "",
+            "on_step_end": "",
+            "on_validate_begin": "",
         },
+        "actor_rollout_wg agent_loop_manager checkpoint_manager config distillation_config global_steps "
+        "llm_server_manager ref_policy_wg resource_pool_manager reward_loop_manager role_worker_mapping "
+        "teacher_model_manager tokenizer trainer_mode use_reference_policy",
     ),
     Name(
         f"{_V1}.replay_buffer",
         "ReplayBuffer",
         "poll interval and stall time-out",
         "poll_interval",
-        {"_wait_for_next_poll": "partition_id last_debug_time"},
+        {"_wait_for_next_poll": "partition_id last_debug_time", "sample": "partition_id"},
+        "failure_keys finished_keys partitions poll_interval running_keys",
     ),
-    Name("verl.trainer.ppo.padding_utils", "upsample_batch_to_divisible_size", "the `is_padding` tag of padding rows"),
+    Name("verl.experimental.reward_loop", "RewardLoopManager", "rewards of stock agent loops", "config"),
+    Name("verl.workers.utils.padding", "response_to_nested", "row weights in the loss"),
     Name("verl.trainer.ppo.utils", "need_reference_policy", "a policy's configuration", "config"),
     Name(
         "verl.utils.config",
@@ -148,6 +164,7 @@ NAMES: tuple[Name, ...] = (
         "ActorRolloutRefWorker",
         "temperature per row, weight updates that outlive a server",
         members={"init_model": "", "compute_log_prob": "data", "compute_ref_log_prob": "data", "update_actor": "data"},
+        attributes="config rollout",
     ),
     Name("verl.single_controller.base.decorator", "Dispatch.ONE_TO_ALL", "methods of the training worker"),
     Name("verl.single_controller.base.decorator", "register", "methods of the training worker", "dispatch_mode"),
@@ -163,6 +180,7 @@ NAMES: tuple[Name, ...] = (
         "AgentLoopManagerTQ",
         "the rollout manager",
         members={"generate_sequences": "prompts"},
+        attributes="agent_loop_workers agent_loop_workers_class",
     ),
     Name(
         f"{_V1}.agent_loop_tq",
@@ -173,6 +191,7 @@ NAMES: tuple[Name, ...] = (
             "_run_agent_loop": "sampling_params trajectory",
             "generate_sequences": "batch",
         },
+        attributes="config llm_client",
     ),
     Name(
         _LOOP,
@@ -180,12 +199,12 @@ NAMES: tuple[Name, ...] = (
         "the session's agent loop",
         members={
             "run": "sampling_params",
-            "ct_build_initial_tokens": "messages",
             "ct_merge_assistant_token": "runtime_token_ids assistant_token_ids response_mask response_logprobs "
             "assistant_logprobs",
             "ct_merge_context_msg": "previous_messages updated_messages runtime_token_ids response_mask "
             "response_logprobs",
         },
+        attributes="config continuous_token_builder loop rollout_config server_manager tokenizer",
     ),
     Name(
         _LOOP,
@@ -201,22 +220,56 @@ NAMES: tuple[Name, ...] = (
         "LLMServerClient",
         "retries on another server",
         members={"_acquire_server": "request_id", "generate": "request_id prompt_ids sampling_params"},
+        attributes="_load_balancer",
     ),
     Name(
         "verl.workers.rollout.llm_server",
         "LLMServerManager",
-        "a client of our own class",
+        "a client of our own class; which servers are dead",
         members={"get_client": "client_cls", "get_replicas": ""},
+        attributes="global_load_balancer",
     ),
     Name("verl.workers.rollout.replica", "TokenOutput", "what a server answers"),
+    Name(
+        "verl.workers.rollout.replica",
+        "RolloutReplica",
+        "watching the servers",
+        members={"server_address": ""},
+        attributes="replica_rank",
+    ),
+    Name(
+        "verl.checkpoint_engine",
+        "CheckpointEngineManager",
+        "leaving a dead server out of weight updates",
+        members={"remove_replicas": "replicas"},
+    ),
+    Name(
+        "verl.single_controller.ray",
+        "RayWorkerGroup",
+        "telling and ending the workers",
+        members={"execute_all_async": "method_name", "workers": ""},
+        attributes="_dispatch_info",
+    ),
+    Name(
+        "verl.workers.rollout.router",
+        "GlobalRequestLoadBalancer",
+        "leaving a dead server out of the balancer",
+        members={"remove_servers": "server_ids"},
+    ),
     # -- CPU
-    Name("verl.plugin.platform", "PlatformBase", "the CPU platform"),
+    Name(
+        "verl.plugin.platform",
+        "PlatformBase",
+        "the CPU platform",
+        members={"is_platform_available": "use_smi_check", "rollout_env_vars": ""},
+    ),
     Name("verl.utils.distributed", "initialize_global_process_group_ray", "training over gloo on a CPU", "backend"),
     Name(
         "verl.workers.engine.fsdp.transformer_impl",
         "FSDPEngineWithLMHead",
         "the CPU engine",
         members={"_build_fsdp_module": "module"},
+        attributes="engine_config",
     ),
     Name(
         f"{_VLLM}.bucketed_weight_transfer",
@@ -234,6 +287,7 @@ NAMES: tuple[Name, ...] = (
             "_get_zmq_handle": "",
             "update_weights_from_ipc": "peft_config base_sync_done use_shm",
         },
+        attributes="device model_runner",
         needs="vllm",
     ),
 )

@@ -64,6 +64,7 @@ class Settings:
         verifier_target: the same for the verdict.
         solver_band: solver success that ends the noisy phase.
         verifier_band: balanced verifier accuracy that ends the noisy phase.
+        verifier_class_floor: least accuracy on right and on wrong proposals, each, that ends the noisy phase.
     """
 
     style: tiny_model.Style = "llama"
@@ -86,6 +87,7 @@ class Settings:
     verifier_target: float = 0.6
     solver_band: tuple[float, float] = (0.3, 0.6)
     verifier_band: tuple[float, float] = (0.55, 0.65)
+    verifier_class_floor: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -220,17 +222,24 @@ def teach(
             continue
         final = measure(model, lessons)
         logger.info("noisy phase, %d steps: %s", step, final)
-        if _within(final["solver"], settings.solver_band) and _within(final["verifier"], settings.verifier_band):
+        if _unsure(final, settings):
             measured["final"] = {"steps": step, "train": final, "held_out": measure(model, held_out)}
             return measured
     raise WarmStartError(
         f"seed {settings.seed}: after {settings.noisy_steps} noisy steps {final}, needs solver in "
-        f"{settings.solver_band} and verifier in {settings.verifier_band}; raise noisy_steps or move the targets"
+        f"{settings.solver_band}, verifier in {settings.verifier_band} and both its classes >= "
+        f"{settings.verifier_class_floor}; raise noisy_steps or move the targets"
     )
 
 
-def _within(value: float, band: tuple[float, float]) -> bool:
-    return band[0] <= value <= band[1]
+def _unsure(measures: Measures, settings: Settings) -> bool:
+    low, high = settings.solver_band
+    lower, higher = settings.verifier_band
+    return (
+        low <= measures["solver"] <= high
+        and lower <= measures["verifier"] <= higher
+        and min(measures["verifier_right"], measures["verifier_wrong"]) >= settings.verifier_class_floor
+    )
 
 
 @contextmanager

@@ -151,6 +151,16 @@ def test_equal_rewards_give_exactly_zero(name, reward):
     assert not call(rows, **SWITCHES[name]).any()
 
 
+@pytest.mark.parametrize("switches", [SWITCHES["drmas_mean"], SWITCHES["dr_grpo"]])
+def test_a_constant_mean_group_gives_exactly_zero(switches):
+    """The mean of ten rows of 0.1 is not 0.1 in float64, and here no constant std-group hides it."""
+    rewards = [0.1] * 10 + [0.0, 1.0]
+    assert sum(rewards[:10]) / 10 != 0.1
+    got = group_advantage(rewards, uid=[0] * 12, session=range(12), agent_id=["a"] * 10 + ["b"] * 2, **switches)
+    assert not got[:10].any()
+    assert got[10:].all()
+
+
 def test_session_means_equal_but_for_rounding_are_constant():
     """Rows 0.1, 0.2, -0.3 and rows 0 have the same mean; in float64 it is 1e-17 and 0."""
     rewards = [0.1, 0.2, -0.3, 0.0, 0.0, 0.0]

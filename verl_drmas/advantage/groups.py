@@ -81,7 +81,8 @@ def group_advantage(
 
     mean = of_scope(mean_scope)
     centred = np.where(mean.constant, 0.0, mean.score - mean.mean)  # without the rounding of a mean of equal values
-    centred = np.where(mean.single, mean.score if singleton == "raw" else 0.0, centred)
+    if singleton == "raw":
+        centred = np.where(mean.single, mean.score, centred)  # otherwise it is the value less itself: 0
     if std_scope == "none":
         return centred
 

@@ -26,8 +26,7 @@ Reason = Literal[
     "unparsable",  # math-verify reads nothing in the answer
     "gold_unparsable",  # math-verify reads nothing in the gold answer: look at the data
     "timeout",
-    "crash",  # the process died twice on this expression (stack or memory)
-    "error",  # math-verify raised
+    "crash",  # math-verify raised or its process died, twice, on this expression (stack, memory)
 ]
 
 MAX_ANSWER_CHARS = 1024  # no gold of the usual benchmarks has 250
@@ -79,7 +78,7 @@ def math_score(text: str, gold: str, *, timeout: float = 5.0, exact: bool = True
 
     Raises:
         ValueError: the gold is empty.
-        ImportError: math-verify or loky is not installed.
+        ImportError: math-verify is not installed.
         RuntimeError: no child process could be started.
     """
     answer, decided = _decide(text, gold, exact)
@@ -174,15 +173,14 @@ def _reason(boxed: Boxed) -> Reason:
 
 
 def _submit(gold: str, answer: str | None, timeout: float) -> "Future[Boxed]":
-    _require_libraries()
+    _require_math_verify()
     return _CHILDREN.submit(_compare, _clean(gold), _clean(answer or ""), timeout=timeout)
 
 
 @functools.cache
-def _require_libraries() -> None:
-    missing = [name for name in ("math_verify", "loky") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ImportError(f"the math reward needs {' and '.join(missing)}: pip install 'verl-drmas[math]'")
+def _require_math_verify() -> None:
+    if importlib.util.find_spec("math_verify") is None:
+        raise ImportError("the math reward needs math-verify: pip install 'verl-drmas[math]'")
 
 
 def _warm_up() -> None:

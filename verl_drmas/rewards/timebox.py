@@ -1,50 +1,46 @@
 """Calls that end at their deadline, whatever they do: each runs in a child process that is killed when time is up.
 
-Why loky and not another pool: its children do not import the caller's `__main__` (in a Ray worker that is all of Ray,
-in a script without a `__main__` guard it is the script again), a stuck child gets SIGKILL at once (pebble waits 3 s
-after a SIGTERM that C code never sees), and with one child a pool no lock is shared that a killed child could leave
-held.
+Process pools from libraries were tried and did not fit inside a Ray actor: pebble's and the standard library's children
+import the caller's `__main__` (all of Ray, or a script without a `__main__` guard again), pebble waits 3 s after a
+SIGTERM that C code never sees and breaks for good when an idle child is killed, loky's semaphore tracker fails loudly
+when Ray ends an actor, and none starts from a daemonic process. A plain interpreter at the end of a socket has none of
+these.
 """
 
-import concurrent.futures
+import atexit
 import logging
 import math
 import os
 import resource
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from loky import ProcessPoolExecutor
-
-Fault = Literal["timeout", "crash", "error"]
+Fault = Literal["timeout", "crash"]
 
 START_SECONDS = 60.0  # starting a child and its imports take about 1 s; not counted against a call's own time
 MEMORY_BYTES = 1 << 30  # what a call may allocate beyond its imports: a hostile power must not take the node's memory
 
 
 class Boxed(NamedTuple):
-    """What a call gave: its value, or why there is none (`timeout`, `crash` of the child, or `error` raised in it)."""
+    """What a call gave: its value, or why there is none (`timeout`, or `crash`: it raised or ended the process)."""
 
     value: Any = None
     fault: Fault | None = None
-
-
-class _Child(NamedTuple):
-    executor: "ProcessPoolExecutor"
-    ready: Future
 
 
 class TimeBox:
     """A few child processes that run functions under a hard deadline; started at the first call, from any thread.
 
     Each child belongs to one thread of a small thread pool. That pool's queue is the only queue, so a call's time
-    starts when a child takes it, not when it is submitted.
+    starts when a child takes it, not when it is submitted. After a fork the forked process starts children of its own.
 
     Args:
         warm_up: importable function run once in every new child (its imports).
@@ -56,6 +52,7 @@ class TimeBox:
         self._workers = workers
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
+        atexit.register(self.close)
 
     def submit(self, function: Callable[..., Any], *args: Any, timeout: float) -> "Future[Boxed]":
         """Run `function(*args)` in a child.
@@ -73,87 +70,109 @@ class TimeBox:
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="drmas-timebox")
-            threads = self._threads
-        return threads.submit(self._call, function, args, timeout)
+            return self._threads.submit(self._call, function, args, timeout)
 
     def close(self) -> None:
-        """Kill the children and wait for them. The box starts again at the next call."""
+        """End the children, after the calls they are in. The box starts again at the next call."""
         with self._lock:
             threads, self._threads = self._threads, None
         if threads is not None:
             threads.shutdown(wait=True, cancel_futures=True)
         while self._children:
-            self._children.popitem()[1].executor.shutdown(wait=True, kill_workers=True)
+            self._children.popitem()[1].kill()
 
     def _reset(self) -> None:
-        # In a forked child the threads are gone and the processes are the parent's. The old objects stay referenced:
-        # collecting a loky executor writes into a pipe that the parent still reads.
-        self._inherited = getattr(self, "_threads", None), getattr(self, "_children", None)
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, _Child] = {}  # by thread
 
     def _call(self, function: Callable[..., Any], args: tuple, timeout: float) -> Boxed:
-        for last_try in (False, True):
-            future = self._child().executor.submit(_limited, function, args, timeout)
+        key = threading.get_ident()
+        for _ in range(2):  # a child may have died while idle (a node short of memory): not this call's doing
+            child = self._children.get(key) or self._start(key)
+            child.wait_until_ready()
             try:
-                error = future.exception(timeout)
-            except concurrent.futures.TimeoutError:
-                self._replace_child()
-                return Boxed(fault="timeout")
-            if isinstance(error, BrokenProcessPool):
-                self._replace_child()
-                if last_try:
-                    return Boxed(fault="crash")
-                continue  # the child may have died while idle (the kernel short of memory): not this call's doing
-            return Boxed(future.result()) if error is None else Boxed(fault="error")
-        raise AssertionError("unreachable")
+                child.connection.send((function, args, timeout))
+                if child.connection.poll(timeout):
+                    return Boxed(child.connection.recv())
+                fault: Fault = "timeout"
+            except (EOFError, ConnectionError):
+                fault = "crash"
+            child.kill()
+            self._start(key)  # its imports run before the next call needs it
+            if fault == "timeout":
+                break
+        return Boxed(fault=fault)
 
-    def _child(self) -> _Child:
-        key = threading.get_ident()
-        child = self._children.get(key) or self._start_child(key)
+    def _start(self, key: int) -> "_Child":
+        child = self._children[key] = _Child(self._warm_up)
+        return child
+
+
+class _Child:
+    """A Python process that serves calls until its end of the socket closes."""
+
+    def __init__(self, warm_up: Callable[[], None]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            code = f"from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()})"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        self.connection = Connection(ours.detach())
+        self.connection.send(warm_up)
+        self._ready = False
+
+    def wait_until_ready(self) -> None:
+        if self._ready:
+            return
         try:
-            error = child.ready.exception(START_SECONDS)
-        except concurrent.futures.TimeoutError as late:
-            error = late
-        if error is not None:
-            self._children.pop(key).executor.shutdown(wait=True, kill_workers=True)
-            raise RuntimeError(f"the process that scores answers did not start within {START_SECONDS:.0f} s: {error!r}")
-        return child
+            if self.connection.poll(START_SECONDS):
+                self.connection.recv()
+                self._ready = True
+                return
+            why = f"was not ready within {START_SECONDS:.0f} s"
+        except (EOFError, ConnectionError):
+            why = "ended while starting (see its error above)"
+        self.kill()
+        raise RuntimeError(f"the process that scores answers {why}: {sys.executable}")
 
-    def _start_child(self, key: int) -> _Child:
-        from loky import ProcessPoolExecutor
-
-        executor = ProcessPoolExecutor(max_workers=1)
-        child = self._children[key] = _Child(executor, executor.submit(_prepare, self._warm_up, os.getpid()))
-        return child
-
-    def _replace_child(self) -> None:
-        key = threading.get_ident()
-        self._children.pop(key).executor.shutdown(wait=True, kill_workers=True)
-        self._start_child(key)  # its imports run before the next call needs it
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self.connection.close()
 
 
-def _prepare(warm_up: Callable[[], None], parent: int) -> None:
-    """In a new child: a watch on the parent, imports, then a bound on memory beyond them."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def serve(descriptor: int, parent: int) -> None:
+    """Serve a `TimeBox` from its child process. Not for callers."""
     logging.disable(logging.CRITICAL)  # libraries report each odd expression; the outcome is what is returned
-    warm_up()
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _bound(resource.RLIMIT_AS, used + MEMORY_BYTES)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    connection = Connection(descriptor)
+    try:
+        warm_up = connection.recv()
+        warm_up()
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _bound(resource.RLIMIT_AS, used + MEMORY_BYTES)
+        connection.send("ready")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a call that raises ends the process; its traceback is noise
+        while True:
+            function, args, timeout = connection.recv()
+            # Ends also a call stuck in C code whose parent was killed first.
+            _bound(resource.RLIMIT_CPU, math.ceil(time.process_time() + timeout) + 2)
+            connection.send(function(*args))
+    except (EOFError, ConnectionError):
+        return  # the parent is gone or has closed the box
 
 
 def _end_with(parent: int) -> None:
-    """Leave no orphan: an idle loky child would outlive a parent that was killed."""
+    """Leave no orphan, even where a fork of the parent holds the other end of the socket open."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
-
-
-def _limited(function: Callable[..., Any], args: tuple, timeout: float) -> Any:
-    """In the child: a bound on processor time, which ends a call stuck in C code whose parent was killed first."""
-    _bound(resource.RLIMIT_CPU, math.ceil(time.process_time() + timeout) + 2)
-    return function(*args)
 
 
 def _bound(what: int, value: int) -> None:

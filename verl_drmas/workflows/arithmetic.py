@@ -80,5 +80,8 @@ class Arithmetic(SolverVerifier):
         }
         return Outcome(reward=correct, correct=correct, answer=solution.parsed, metrics=metrics)
 
+    def activations(self) -> dict[str, tuple[int, int]]:
+        return {"solver": (1, 1), "verifier": (1, 1)}
+
     def reward(self, action, outcome):
         return action.reward_parts["own"]

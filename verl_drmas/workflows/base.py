@@ -185,6 +185,10 @@ class Workflow(ABC):
         names = sorted({name for session in sessions for name in session})
         return {name: fmean(s[name] for s in sessions if name in s) for name in names}
 
+    def activations(self) -> dict[str, tuple[int, int]]:
+        """Fewest and most activations of each agent in a session; empty where the workflow can't tell."""
+        return {}
+
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
         """Names of the settings this workflow takes."""

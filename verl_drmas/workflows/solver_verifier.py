@@ -98,6 +98,10 @@ class SolverVerifier(Workflow):
             return action.reward_parts["verdict"]
         return super().reward(action, outcome)
 
+    def activations(self) -> dict[str, tuple[int, int]]:
+        rounds = self.settings.max_rounds
+        return {"solver": (1, rounds), "verifier": (min(1, rounds - 1), rounds - 1)}
+
     @staticmethod
     def metrics(scores: list[float], verdicts: list[tuple[bool, float]]) -> dict[str, float]:
         """Numbers of a session; verdict accuracy stands apart for right and wrong proposals."""

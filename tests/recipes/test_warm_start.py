@@ -1,0 +1,149 @@
+"""The warm start's parts: examples, measures, gates and cache. Its full length is seen by the CPU job itself."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from recipes.cpu_arithmetic import roles, tiny_model, warm_start
+from recipes.cpu_arithmetic.roles import Lessons, Problem
+from recipes.cpu_arithmetic.warm_start import Settings, WarmStartError, measure, train_model
+from transformers import AutoModelForCausalLM
+
+from verl_drmas.data.parquet import read_rows
+
+ANYTHING = (0.0, 1.0)
+QUICK = Settings(
+    threads=1,
+    batch=16,
+    clean_steps=2,
+    clean_solver=0.0,
+    clean_verifier=0.0,
+    noisy_steps=2,
+    check_every=2,
+    solver_band=ANYTHING,
+    verifier_band=ANYTHING,
+    verifier_class_floor=0.0,
+)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """Returns a random model with its tokenizer."""
+    return tiny_model.build("llama", seed=0)
+
+
+def test_near_misses_are_wrong_and_not_negative():
+    assert Problem("0+1", 1).near_misses() == [0, 2, 3, 11]
+    assert Problem("9+9", 18).near_misses() == [8, 16, 17, 19, 20, 28]
+
+
+def test_lessons_hold_the_prompts_of_training_with_true_and_opposite_answers(llama):
+    _, tokenizer = llama
+    lessons = Lessons.of([Problem("3+4", 7)], tokenizer)
+
+    def texts(table):
+        return {tokenizer.decode(row[row != tokenizer.pad_token_id]) for row in table.ids}
+
+    assert texts(lessons.solver[0]) == {"S:3+4=7<eos>"}
+    assert texts(lessons.solver[1]) == {f"S:3+4={wrong}<eos>" for wrong in (5, 6, 8, 9, 17)}
+    assert texts(lessons.right[0]) == {"V:3+4=7?y<eos>"}
+    assert texts(lessons.right[1]) == {"V:3+4=7?n<eos>"}
+    assert texts(lessons.wrong[0]) == {f"V:3+4={wrong}?n<eos>" for wrong in (5, 6, 8, 9, 17)}
+    assert all(len(a) == len(b) for a, b in (lessons.solver, lessons.right, lessons.wrong))
+    answer = lessons.right[0].ids[0][lessons.right[0].answer[0]]
+    assert tokenizer.decode(answer) == "y<eos>"
+
+
+def test_a_pair_too_long_for_its_table_is_refused(llama):
+    with pytest.raises(ValueError, match="5 tokens long; the table's rows hold 4"):
+        roles.tokenise([("S:=", "1")], llama[1], 4)
+
+
+def test_log_probabilities_do_not_depend_on_padding(llama):
+    model, tokenizer = llama
+    pairs = [("S:3+4=", "7"), ("V:9+9=28?", "n")]
+    short, long = (warm_start.sequence_log_prob(model, roles.tokenise(pairs, tokenizer, n)) for n in (11, 20))
+    torch.testing.assert_close(short, long)
+    # By hand for the first: two tokens, each given what stands before it.
+    ids = torch.tensor([tokenizer("S:3+4=7")["input_ids"] + [tokenizer.eos_token_id]])
+    logs = torch.log_softmax(model(input_ids=ids).logits[0], -1)
+    torch.testing.assert_close(short[0], logs[5, ids[0, 6]] + logs[6, ids[0, 7]])
+
+
+def test_measures_of_a_model_that_always_says_yes(llama):
+    model, tokenizer = tiny_model.build("llama", seed=0)
+    lessons = Lessons.of([Problem("3+4", 7), Problem("5+5", 10)], tokenizer)
+    with torch.no_grad():
+        for _ in range(60):  # taught to accept whatever it is shown
+            batch = roles.stack([lessons.right[0], lessons.wrong[1]])
+            model.zero_grad()
+            with torch.enable_grad():
+                (-warm_start.sequence_log_prob(model, batch).mean()).backward()
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+    measured = measure(model, lessons)
+    assert measured["verifier_right"] > 0.9
+    assert measured["verifier_wrong"] < 0.1
+    assert measured["verifier"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_writes_everything_and_reuses_it(tmp_path, monkeypatch):
+    made = warm_start.warm_start(tmp_path, QUICK)
+
+    assert AutoModelForCausalLM.from_pretrained(made.model).num_parameters() > 7e5
+    train, val = read_rows(made.train), read_rows(made.val)
+    assert (len(train), len(val)) == (84, 16)
+    assert train[0]["data_source"] == "arithmetic"
+    assert json.loads(made.report.read_text()) == made.measured
+    assert set(made.measured) == {"settings", "seconds", "clean", "final"}
+    assert [path.name for path in tmp_path.iterdir()] == [made.report.parent.name]
+
+    def must_not_train(settings):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(warm_start, "train_model", must_not_train)
+    assert warm_start.warm_start(tmp_path, QUICK) == made
+    with pytest.raises(AssertionError, match="trained again"):
+        warm_start.warm_start(tmp_path, dataclasses.replace(QUICK, seed=2))
+
+
+def test_equal_seeds_give_equal_weights_and_other_seeds_others():
+    first, again, other = (
+        torch.cat([p.detach().flatten() for p in train_model(dataclasses.replace(QUICK, seed=seed))[0].parameters()])
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_clean_phase_that_does_not_teach_gets_more_rounds_and_then_fails_with_numbers(tmp_path):
+    settings = dataclasses.replace(QUICK, clean_solver=1.0, extra_steps=3, extra_rounds=2)
+    with pytest.raises(WarmStartError, match=r"after 8 clean steps .*'solver'.*solver >= 1\.0.*raise clean_steps"):
+        warm_start.warm_start(tmp_path, settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"solver_band": (0.9, 1.0)}, {"verifier_band": (0.9, 1.0)}, {"verifier_class_floor": 0.9}],
+)
+def test_a_noisy_phase_that_misses_its_bands_fails_with_numbers(change):
+    with pytest.raises(WarmStartError, match=r"after 2 noisy steps .*'solver'.*raise noisy_steps"):
+        train_model(dataclasses.replace(QUICK, **change))
+
+
+def test_noisy_targets_pull_a_role_to_its_target():
+    settings = dataclasses.replace(
+        QUICK,
+        batch=32,
+        noisy_rate=1e-3,
+        noisy_steps=120,
+        check_every=10,
+        verifier_band=(0.55, 0.65),
+        verifier_target=0.6,
+    )
+    # A random model says "y" or "n" in one of 64 cases; what it learns is the noise's own rate.
+    *_, measured = train_model(settings)
+    assert measured["clean"]["train"]["verifier"] < 0.3
+    assert 0.4 < measured["final"]["train"]["verifier"] < 0.65

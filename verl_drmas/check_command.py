@@ -1,0 +1,168 @@
+"""`verl-drmas check <the same arguments as main_ppo>`: what a run would be, in seconds and without Ray."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, open_dict
+from rich.console import Console
+from rich.table import Table
+
+from verl_drmas.advantage import ESTIMATORS
+from verl_drmas.check import Prepared, prepare
+from verl_drmas.config import ConfigError
+from verl_drmas.support import SWITCHES, get
+
+
+def main(arguments: Sequence[str], console: Console | None = None) -> int:
+    """Compose, check and print. Returns the exit status: 0, or 1 with one line on what is wrong."""
+    console = console or Console(width=None if sys.stdout.isatty() else 110)
+    try:
+        config = compose_as_verl(arguments)
+        prepared = prepare(config)
+        _validate_with_verl(config)
+    except (ConfigError, HydraException) as error:
+        console.print(f"refused: {' '.join(str(error).split())}", style="bold red", markup=False, soft_wrap=True)
+        return 1
+    for table in (team_table(config, prepared), step_table(config, prepared)):
+        console.print(table)
+    for model_id in prepared.section.models:
+        console.print(f"model {model_id}: {get(config, 'actor_rollout_ref.model.path')}", markup=False, soft_wrap=True)
+    filled = ", ".join(f"{k}={v}" for k, v in prepared.filled.items()) or "nothing"
+    console.print(f"filled in: {filled}", markup=False, soft_wrap=True)
+    for line in switched(config):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print("ready", style="bold green")
+    return 0
+
+
+def compose_as_verl(arguments: Sequence[str]) -> DictConfig:
+    """Compose as `python -m verl.trainer.main_ppo <arguments>` does, interpolations open.
+
+    Raises:
+        HydraException: As Hydra has it.
+        ConfigError: A Hydra flag that changes no configuration, or a folder that isn't there.
+    """
+    parser = argparse.ArgumentParser(prog="verl-drmas check", add_help=False)
+    parser.add_argument("--config-path", "-cp")
+    parser.add_argument("--config-name", "-cn", default="ppo_trainer")
+    parser.add_argument("--config-dir", "-cd")
+    flags, overrides = parser.parse_known_args(list(arguments))
+    stray = [o for o in overrides if o.startswith("-")]
+    if stray:
+        raise ConfigError(f"{stray[0]}: not a flag of check; give the arguments of main_ppo")
+    if flags.config_dir:
+        overrides = [f"hydra.searchpath=[file://{_folder(flags.config_dir)}]", *overrides]
+    GlobalHydra.instance().clear()
+    if flags.config_path:
+        start = initialize_config_dir(str(_folder(flags.config_path)), version_base=None)
+    else:
+        start = initialize_config_module("verl.trainer.config", version_base=None)
+    with start:
+        return compose(flags.config_name, overrides)
+
+
+def _folder(path: str) -> Path:
+    folder = Path(path).expanduser().resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"{path}: no such folder")
+    return folder
+
+
+def _validate_with_verl(config: DictConfig) -> None:
+    """verl's own `validate_config`, whose refusals are assertions."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    with open_dict(config):
+        config.critic.enable = False  # refused above where it is on; set, verl doesn't warn that it guessed
+    try:
+        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    except (AssertionError, ValueError, TypeError) as error:
+        raise ConfigError(f"verl refuses the configuration: {error}") from None
+
+
+def team_table(config: DictConfig, prepared: Prepared) -> Table:
+    """The team: who is on which model, how each samples, and what its group is."""
+    table = Table(title="team", title_justify="left")
+    for column in ("agent", "model", "trained", "temperature", "top_p", "prompt", "response", "penalty", "group"):
+        table.add_column(column)
+    section, rollout = prepared.section, "actor_rollout_ref.rollout"
+    agents = prepared.workflow.agents if prepared.workflow else tuple(section.agents) or ("default",)
+    for agent_id in agents:
+        agent = section.agent(agent_id)
+        own = agent.sampling
+        table.add_row(
+            agent_id,
+            agent.model,
+            "yes" if agent.trainable else "no",
+            _shown(own.temperature, get(config, f"{rollout}.temperature")),
+            _shown(own.top_p, get(config, f"{rollout}.top_p")),
+            _shown(agent.prompt_length, get(config, f"{rollout}.prompt_length")),
+            _shown(agent.response_length, get(config, f"{rollout}.response_length")),
+            f"{agent.invalid_penalty:g}",
+            group_of(config, prepared),
+        )
+    return table
+
+
+def _shown(own: Any, default: Any) -> str:
+    return str(default if own is None else own)
+
+
+def group_of(config: DictConfig, prepared: Prepared) -> str:
+    """What a row's mean and spread are taken over."""
+    estimator = str(get(config, "algorithm.adv_estimator"))
+    if prepared.base_estimator:
+        return f"{prepared.base_estimator} per prompt and agent"
+    switches = ESTIMATORS.get(estimator)
+    if switches is None:
+        return estimator
+    spread = "none" if not get(config, "algorithm.norm_adv_by_std_in_grpo", True) else switches.std_scope
+    return f"mean: {switches.mean_scope}, std: {spread}, by {switches.pool}"
+
+
+def step_table(config: DictConfig, prepared: Prepared) -> Table:
+    """Sizes of a step: sessions, rows, updates, padding."""
+    prompts, n = int(get(config, "data.train_batch_size")), int(get(config, "actor_rollout_ref.rollout.n", 1))
+    sessions = prompts * n
+    updates = prepared.section.updates_per_step
+    if updates is None:
+        updates = max(1, prompts // int(get(config, "actor_rollout_ref.actor.ppo_mini_batch_size")))
+    ranks = int(get(config, "trainer.n_gpus_per_node", 1)) * int(get(config, "trainer.nnodes", 1))
+    table = Table("step", "value", title="one step", title_justify="left")
+    table.add_row("sessions", f"{sessions} ({prompts} prompts x {n})")
+    table.add_row("rows", _rows(prepared, sessions))
+    table.add_row("updates", f"{updates} x {get(config, 'actor_rollout_ref.actor.ppo_epochs', 1)} epochs")
+    table.add_row("padding rows", f"at most {updates * ranks - 1} ({ranks} ranks x {updates} updates - 1)")
+    return table
+
+
+def _rows(prepared: Prepared, sessions: int) -> str:
+    if prepared.workflow is None:
+        return f"at least {sessions}: as many as the agent loop returns"
+    settings = {k: v for k, v in prepared.section.workflow.items() if k != "name"}
+    counts = prepared.workflow(prepared.workflow.Settings(**settings)).activations()
+    if not counts:
+        return f"at least {sessions}: the workflow doesn't tell"
+    low, high = (sum(c[i] for c in counts.values()) * sessions for i in (0, 1))
+    each = ", ".join(f"{agent} {a}" if a == b else f"{agent} {a}-{b}" for agent, (a, b) in counts.items())
+    return f"{low} to {high} ({each} a session)" if low != high else f"{low} ({each} a session)"
+
+
+def switched(config: DictConfig) -> list[str]:
+    """verl's switches that are on, and what a team makes of them."""
+    lines = []
+    for switch in SWITCHES:
+        value = get(config, switch.key)
+        value = value.get("enable", value.get("rollout_is")) if isinstance(value, DictConfig) else value
+        if value is True and switch.refused is None and switch.key != "algorithm.norm_adv_by_std_in_grpo":
+            lines.append(f"{switch.key}: {switch.says}")
+    return lines
