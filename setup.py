@@ -42,6 +42,7 @@ setup(
         "pandas>=2.0",
         "pyarrow>=19.0",
         "pydantic>=2.0",
+        "pyzmq>=25.0",
         "rich>=13",
         "typer>=0.12",
         "wrapt>=1.16",

@@ -39,7 +39,7 @@ def test_the_plugin_alone_is_light(platform):
     assert [m for m in modules if m.startswith(heavy)] == []
 
 
-def test_vllm_processes_print_nothing_of_it():
+def test_importing_verl_says_nothing_of_the_plugin():
     env = environment("auto", "cpu")
     bare = subprocess.run([sys.executable, "-c", "import verl"], env=env, capture_output=True, text=True, timeout=300)
     assert "drmas" not in bare.stdout + bare.stderr
@@ -58,7 +58,7 @@ def test_import_verl_costs_no_more_with_the_plugin(platform):
 
     seconds("auto"), seconds("none")  # warm the disk cache
     pairs = [
-        (seconds("none"), seconds("auto")) if i % 2 else (seconds("auto"), seconds("none"))[::-1] for i in range(9)
+        (seconds("none"), seconds("auto")) if i % 2 else (seconds("auto"), seconds("none"))[::-1] for i in range(5)
     ]
     without, with_plugin = (statistics.median(column) for column in zip(*pairs, strict=True))
     print(

@@ -80,7 +80,7 @@ def test_the_installed_wheel_composes_verls_config_from_an_empty_folder(wheel, t
     subprocess.run([*PIP, "install", "-q", "--no-index", "--no-deps", "--target", str(site), str(wheel)], check=True)
     empty = tmp_path / "empty"
     empty.mkdir()
-    # -S and PYTHONPATH: the environment's packages, but no editable installation of the checkout (those are .pth files).
+    # -S and PYTHONPATH: the environment's packages without an editable installation of the checkout, a .pth file.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), sysconfig.get_path("purelib")])}
     command = [sys.executable, "-S", "-c", COMPOSE]
     done = subprocess.run(command, cwd=empty, env=env, capture_output=True, text=True, timeout=120, check=False)

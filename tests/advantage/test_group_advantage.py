@@ -178,6 +178,11 @@ def test_small_real_differences_are_kept():
     np.testing.assert_allclose(got, [-1 / math.sqrt(2), 1 / math.sqrt(2)], rtol=1e-6)
 
 
+def test_a_spread_whose_squares_underflow_counts_as_none():
+    got = group_advantage([0.0, 1e-200], uid=[0, 0], session=[0, 1], agent_id=["a"] * 2, **SWITCHES["drmas"], eps=0.0)
+    assert not got.any()
+
+
 def test_singletons():
     lone = {"uid": [0, 0, 0], "session": [0, 1, 2], "agent_id": ["a", "a", "lone"]}
     rewards = [0.0, 1.0, 0.7]

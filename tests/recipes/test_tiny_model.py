@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from recipes.cpu_arithmetic.tiny_model import build, build_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from recipes.cpu_arithmetic.tiny_model import build, build_tiny_model
 
 STYLES = ("llama", "qwen3", "chatml")
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+4=?"}]

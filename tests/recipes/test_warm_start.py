@@ -5,11 +5,11 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
+
 from recipes.cpu_arithmetic import roles, tiny_model, warm_start
 from recipes.cpu_arithmetic.roles import Lessons, Problem
 from recipes.cpu_arithmetic.warm_start import Settings, WarmStartError, measure, train_model
-from transformers import AutoModelForCausalLM
-
 from verl_drmas.data.parquet import read_rows
 
 ANYTHING = (0.0, 1.0)

@@ -8,20 +8,22 @@ these.
 """
 
 import atexit
+import ctypes
 import logging
-import math
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Fault = Literal["timeout", "crash"]
 
@@ -90,9 +92,13 @@ class TimeBox:
         key = threading.get_ident()
         for _ in range(2):  # a child may have died while idle (a node short of memory): not this call's doing
             child = self._children.get(key) or self._start(key)
-            child.wait_until_ready()
             try:
-                child.connection.send((function, args, timeout))
+                child.wait_until_ready()
+            except RuntimeError:
+                del self._children[key]
+                raise
+            try:
+                child.connection.send((function, args))
                 if child.connection.poll(timeout):
                     return Boxed(child.connection.recv())
                 fault: Fault = "timeout"
@@ -150,31 +156,23 @@ class _Child:
 def serve(descriptor: int, parent: int) -> None:
     """Serve a `TimeBox` from its child process. Not for callers."""
     logging.disable(logging.CRITICAL)  # libraries report each odd expression; the outcome is what is returned
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    # The kernel ends this process with the thread that started it, even when it is stuck in C code. A closed socket would
+    # not: a fork of the parent may hold it open.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
     connection = Connection(descriptor)
     try:
         warm_up = connection.recv()
         warm_up()
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        _bound(resource.RLIMIT_AS, used + MEMORY_BYTES)
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = used + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         connection.send("ready")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a call that raises ends the process; its traceback is noise
         while True:
-            function, args, timeout = connection.recv()
-            # Ends also a call stuck in C code whose parent was killed first.
-            _bound(resource.RLIMIT_CPU, math.ceil(time.process_time() + timeout) + 2)
+            function, args = connection.recv()
             connection.send(function(*args))
     except (EOFError, ConnectionError):
         return  # the parent is gone or has closed the box
-
-
-def _end_with(parent: int) -> None:
-    """Leave no orphan, even where a fork of the parent holds the other end of the socket open."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
-
-
-def _bound(what: int, value: int) -> None:
-    hard = resource.getrlimit(what)[1]
-    resource.setrlimit(what, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
