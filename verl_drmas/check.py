@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from verl_drmas.advantage import ESTIMATORS
 from verl_drmas.config import ConfigError, DrmasConfig, nearest, parse
-from verl_drmas.support import GROUP_ESTIMATORS, get, refusals
+from verl_drmas.support import GROUP_ESTIMATORS, PER_AGENT, get, refusals
 from verl_drmas.workflows import Workflow, load_workflow
 
 MODE = "drmas_sync"
-PER_AGENT = "drmas_per_agent"
 LOOP_NAME = "drmas_team"
 MANAGER = "verl_drmas.rollout.worker.TeamManager"
 
@@ -66,9 +66,9 @@ def _prepare(config: DictConfig) -> Prepared:
     estimator = str(get(config, "algorithm.adv_estimator", "gae"))
     if mode != MODE:
         if estimator in ESTIMATORS or "drmas" in config:
+            what = "a drmas section" if "drmas" in config else f"algorithm.adv_estimator={estimator}"
             raise ConfigError(
-                f"trainer.v1.trainer_mode is {mode!r}, but algorithm.adv_estimator={estimator} with a drmas section "
-                f"needs agent ids: set trainer.v1.trainer_mode={MODE}"
+                f"trainer.v1.trainer_mode is {mode!r}, but {what} needs agent ids: set trainer.v1.trainer_mode={MODE}"
             )
         raise ConfigError(f"trainer.v1.trainer_mode is {mode!r}; this check is for {MODE}")
     if not get(config, "trainer.use_v1", True):
@@ -78,6 +78,7 @@ def _prepare(config: DictConfig) -> Prepared:
         raise ConfigError(
             f"drmas.models lists {len(section.models)} models ({', '.join(section.models)}); this version trains one"
         )
+    check_estimator(estimator)
     for line in refusals(config, section):
         raise ConfigError(line)
     prepared = Prepared(section, workflow)
@@ -87,8 +88,25 @@ def _prepare(config: DictConfig) -> Prepared:
 
 def read_section(config: DictConfig) -> DrmasConfig:
     """The typed `drmas` section of a configuration; defaults if there is none."""
-    section = OmegaConf.select(config, "drmas")
-    return parse(OmegaConf.to_container(section, resolve=True) if section is not None else None)
+    try:
+        section = OmegaConf.select(config, "drmas")
+        section = OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"drmas: {' '.join(str(error).split())}") from None
+    return parse(section)
+
+
+def check_estimator(estimator: str) -> None:
+    """verl knows the estimator (it looks the name up at the first advantage, after a whole rollout).
+
+    Raises:
+        ConfigError: Names the nearest one.
+    """
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY  # loaded before this runs: ours register with it
+
+    known = {str(getattr(name, "value", name)) for name in ADV_ESTIMATOR_REGISTRY} | set(ESTIMATORS)
+    if estimator not in known:
+        raise ConfigError(f"algorithm.adv_estimator={estimator}: unknown; {nearest(estimator, sorted(known))}")
 
 
 def check_team(section: DrmasConfig) -> type[Workflow] | None:
@@ -110,10 +128,11 @@ def check_team(section: DrmasConfig) -> type[Workflow] | None:
     for key in settings:
         if key not in cls.setting_names():
             raise ConfigError(f"drmas.workflow.{key}: unknown key; {nearest(key, cls.setting_names())}")
+    parse(settings, cls.Settings, "drmas.workflow", strict=True)
     try:
         cls(cls.Settings(**settings))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"drmas.workflow.{error}") from None
+        raise ConfigError(f"drmas.workflow: {error}") from None
     model = next(iter(section.models))
     for agent_id in cls.agents:
         if agent_id not in section.agents:
@@ -193,8 +212,10 @@ def check_model(config: DictConfig) -> None:
         raise ConfigError("actor_rollout_ref.model.path is not set; give a folder or a Hugging Face model id")
     folder = os.path.expanduser(path)
     local = path.startswith((".", "/", "~")) or os.path.isdir(folder)
+    if local and not os.path.isdir(folder):
+        raise ConfigError(f"actor_rollout_ref.model.path is {path!r}, which is no folder; give one, or a model id")
     if local and not os.path.isfile(os.path.join(folder, "config.json")):
-        raise ConfigError(f"actor_rollout_ref.model.path is {path!r}, a folder without a config.json")
+        raise ConfigError(f"actor_rollout_ref.model.path is {path!r}, a folder without config.json; give a saved model")
 
 
 def _has_accelerator() -> bool:
@@ -211,6 +232,9 @@ def check_data(config: DictConfig, workflow: type[Workflow] | None) -> None:
     """
     from verl_drmas.data.parquet import check_prompts
 
+    if get(config, "data.custom_cls.path"):
+        return  # a data set class of the user's own reads what it likes
+    prompt_key = get(config, "data.prompt_key", "prompt")
     for key in ("data.train_files", "data.val_files"):
         value = get(config, key)
         if value is None:
@@ -223,6 +247,6 @@ def check_data(config: DictConfig, workflow: type[Workflow] | None) -> None:
             if glob.has_magic(path):
                 raise ConfigError(f"{key}: {pattern!r} is a pattern; verl takes file names")
             try:
-                check_prompts([path])
+                check_prompts([path], prompt_key=prompt_key)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{key}: {error}") from None

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import verl.trainer
 from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +31,7 @@ def main(arguments: Sequence[str], console: Console | None = None) -> int:
         config = compose_as_verl(arguments)
         prepared = prepare(config)
         _validate_with_verl(config)
-    except (ConfigError, HydraException) as error:
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
         console.print(f"refused: {' '.join(str(error).split())}", style="bold red", markup=False, soft_wrap=True)
         return 1
     for table in (team_table(config, prepared), step_table(config, prepared)):
@@ -58,14 +61,18 @@ def compose_as_verl(arguments: Sequence[str]) -> DictConfig:
     stray = [o for o in overrides if o.startswith("-")]
     if stray:
         raise ConfigError(f"{stray[0]}: not a flag of check; give the arguments of main_ppo")
-    if flags.config_dir:
-        overrides = [f"hydra.searchpath=[file://{_folder(flags.config_dir)}]", *overrides]
     GlobalHydra.instance().clear()
     if flags.config_path:
-        start = initialize_config_dir(str(_folder(flags.config_path)), version_base=None)
+        main = Path(verl.trainer.__file__)  # Hydra reads the path from main_ppo.py's folder
+        start = initialize_config_dir(str(_folder(str(main.parent / flags.config_path))), version_base=None)
     else:
         start = initialize_config_module("verl.trainer.config", version_base=None)
     with start:
+        if flags.config_dir:  # not as hydra.searchpath, which Hydra reads after it has looked for the primary file
+            loader = GlobalHydra.instance().config_loader()
+            place = SearchPathQuery(provider="schema")
+            loader.get_search_path().prepend("command-line", f"file://{_folder(flags.config_dir)}", place)
+            loader.repository.initialize_sources(loader.get_search_path())
         return compose(flags.config_name, overrides)
 
 
@@ -158,11 +165,6 @@ def _rows(prepared: Prepared, sessions: int) -> str:
 
 
 def switched(config: DictConfig) -> list[str]:
-    """verl's switches that are on, and what a team makes of them."""
-    lines = []
-    for switch in SWITCHES:
-        value = get(config, switch.key)
-        value = value.get("enable", value.get("rollout_is")) if isinstance(value, DictConfig) else value
-        if value is True and switch.refused is None and switch.key != "algorithm.norm_adv_by_std_in_grpo":
-            lines.append(f"{switch.key}: {switch.says}")
-    return lines
+    """verl's switches that aren't as verl has them, and what a team makes of them."""
+    values = [(switch, get(config, switch.key)) for switch in SWITCHES]
+    return [f"{s.key}={value}: {s.says}" for s, value in values if value is not None and value != s.default]

@@ -151,6 +151,7 @@ NAMES: tuple[Name, ...] = (
     ),
     Name("verl.experimental.reward_loop", "RewardLoopManager", "rewards of stock agent loops", "config"),
     Name("verl.workers.utils.padding", "response_to_nested", "row weights in the loss"),
+    Name("verl.trainer.ppo.utils", "need_critic", "checking a configuration without Ray", "config"),
     Name("verl.trainer.ppo.utils", "need_reference_policy", "a policy's configuration", "config"),
     Name(
         "verl.utils.config",

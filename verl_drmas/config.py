@@ -5,16 +5,18 @@ Nothing here imports Ray or verl. `check.py` holds the section against the rest 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 STRICT = ConfigDict(extra="forbid")
 SECTION = "drmas"
+Share = Annotated[float, Field(ge=0, le=1)]
 T = TypeVar("T")
 
 
@@ -30,16 +32,16 @@ class SamplingConfig:
     """
 
     temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: PositiveFloat | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stop: list[str] | None = None
 
     def __post_init__(self):
-        if self.temperature is not None and self.temperature <= 0:
+        if self.temperature is not None and not self.temperature > 0:
             raise ValueError(
                 f"temperature is {self.temperature}; training divides the logits by it, so it must be above 0"
             )
@@ -60,11 +62,11 @@ class AgentConfig:
 
     model: str
     trainable: bool = True
-    invalid_penalty: float = 0.0
+    invalid_penalty: NonNegativeFloat = 0.0
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    prompt_length: int | None = None
-    response_length: int | None = None
-    turn_length: int | None = None
+    prompt_length: PositiveInt | None = None
+    response_length: PositiveInt | None = None
+    turn_length: PositiveInt | None = None
 
 
 @dataclass(config=STRICT)
@@ -92,8 +94,8 @@ class AdvantageConfig:
     penalty: Literal["inside", "outside"] = "inside"
     balance: Literal["none", "agent", "session"] = "none"
     ddof: Literal[0, 1] = 1
-    eps: float = 1e-6
-    std_floor: float = 0.0
+    eps: NonNegativeFloat = 1e-6
+    std_floor: NonNegativeFloat = 0.0
     singleton: Literal["zero", "raw"] = "zero"
     constant: Literal["zero", "raw"] = "zero"
     shadow: bool = True
@@ -112,12 +114,12 @@ class FaultConfig:
         sync_timeout: Seconds a training worker waits for its server in a weight update.
     """
 
-    session_timeout: float = 1800.0
-    max_failed_share: float = 0.1
-    stall_timeout: float = 3600.0
-    poll_health: float = 5.0
-    hang_timeout: float = 120.0
-    sync_timeout: float = 300.0
+    session_timeout: PositiveFloat = 1800.0
+    max_failed_share: Share = 0.1
+    stall_timeout: PositiveFloat = 3600.0
+    poll_health: NonNegativeFloat = 5.0
+    hang_timeout: PositiveFloat = 120.0
+    sync_timeout: PositiveFloat = 300.0
 
 
 @dataclass(config=STRICT)
@@ -141,17 +143,15 @@ class DrmasConfig:
     workflow: dict[str, Any] | None = None
     agents: dict[str, AgentConfig] = field(default_factory=dict)
     models: dict[str, ModelConfig] = field(default_factory=lambda: {"base": ModelConfig()})
-    updates_per_step: int | None = None
+    updates_per_step: PositiveInt | None = None
     group_by: Literal["prompt", "agent"] = "prompt"
     request_seed: int | None = None
-    poll_interval: float = 0.2
+    poll_interval: PositiveFloat = 0.2
     show_first_session: bool = True
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     faults: FaultConfig = field(default_factory=FaultConfig)
 
     def __post_init__(self):
-        if self.updates_per_step is not None and self.updates_per_step < 1:
-            raise ValueError(f"updates_per_step is {self.updates_per_step}; it must be at least 1 (or null)")
         if not self.models:
             raise ValueError("models is empty; give at least one, for example `models: {base: {}}`")
         for agent_id, agent in self.agents.items():
@@ -169,19 +169,26 @@ def nearest(name: str, known: Any) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(map(str, known)) or 'none'}"
 
 
-def parse(section: Mapping[str, Any] | None, cls: type[T] = DrmasConfig, path: str = SECTION) -> T:
+def parse(
+    section: Mapping[str, Any] | None, cls: type[T] = DrmasConfig, path: str = SECTION, *, strict: bool = False
+) -> T:
     """Turn a plain mapping into a typed section.
 
     Args:
         section: The mapping (no OmegaConf containers, nothing unresolved).
         cls: The dataclass to fill.
         path: Where the mapping stands, for messages.
+        strict: Refuse what only fits after a conversion, such as '2' for an integer.
 
     Raises:
         ConfigError: One line on the first wrong key or value.
     """
+    if not isinstance(section, Mapping | None):
+        raise ConfigError(f"{path}: {section!r} is not valid: a section of keys is needed")
+    section, adapter = dict(section or {}), TypeAdapter(cls)
     try:
-        return TypeAdapter(cls).validate_python(dict(section or {}))
+        # Strict Python input would have to be an instance of `cls` already; strict JSON takes an object for it.
+        return adapter.validate_json(json.dumps(section), strict=True) if strict else adapter.validate_python(section)
     except ValidationError as error:
         raise ConfigError(_one_line(error, cls, path)) from None
 
@@ -201,7 +208,9 @@ def _one_line(error: ValidationError, cls: type, path: str) -> str:
         return f"{key}: missing{what}; set it"
     if first["type"] == "value_error":
         return f"{key}.{first['ctx']['error']}"  # the checks above begin with the field's name
-    return f"{key}: {value!r} is not valid: {first['msg'].lower()}"
+    if first["type"] in ("dict_type", "dataclass_type"):
+        return f"{key}: {value!r} is not valid: a section is needed, such as `{location[-1]}: {{...}}`"
+    return f"{key}: {value!r} is not valid: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
 def _class_at(cls: type, location: list[str]) -> type | None:

@@ -20,8 +20,11 @@ class DrmasCallback(Callback):
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         try:
             prepared = prepare(config)
+        # Hydra turns any Exception of a callback into a warning and goes on, with a configuration nobody has checked.
         except ConfigError as error:
-            # Hydra turns any Exception of a callback into a warning and goes on.
             raise SystemExit(f"verl-drmas: {error}") from None
+        except Exception as error:
+            logger.exception("verl-drmas: the check ended early")
+            raise SystemExit(f"verl-drmas: {type(error).__name__}: {' '.join(str(error).split())}") from error
         if prepared.filled:
             logger.warning("verl-drmas: filled in %s", ", ".join(f"{k}={v}" for k, v in prepared.filled.items()))

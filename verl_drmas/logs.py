@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 
-def configure_logging(level: str = "INFO") -> None:
+def configure_logging() -> None:
     """Give the package's logger a handler of its own; safe to call again.
 
     verl does the same for its logger in the trainer's process (`utils/logging_utils.py`), because engines and queues
@@ -18,4 +19,4 @@ def configure_logging(level: str = "INFO") -> None:
         handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:verl-drmas: %(message)s"))
         ours.addHandler(handler)
         ours.propagate = False
-    ours.setLevel(level)
+    ours.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))

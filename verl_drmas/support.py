@@ -23,6 +23,7 @@ GROUP_ESTIMATORS = (
     "grpo_vectorized",
     "reinforce_plus_plus_baseline",
 )
+PER_AGENT = "drmas_per_agent"  # ours: runs one of them per (prompt, agent)
 REFUSED_ESTIMATORS = {
     "gae": "it needs a critic, which values one agent's tokens and not a team's",
     "remax": "it needs a second, greedy rollout of every session",
@@ -41,11 +42,13 @@ class Switch:
         key: Where it stands.
         says: What a team run makes of it.
         refused: True for a configuration that can't run; None for switches that are simply supported.
+        default: verl's own setting, which `verl-drmas check` doesn't mention.
     """
 
     key: str
     says: str
     refused: Callable[[Any, DrmasConfig], bool] | None = None
+    default: Any = False
 
 
 def get(config: Any, key: str, default: Any = None) -> Any:
@@ -55,19 +58,22 @@ def get(config: Any, key: str, default: Any = None) -> Any:
 
 
 SWITCHES = (
-    Switch("algorithm.norm_adv_by_std_in_grpo", "supported: false leaves out the division (std_scope none)"),
+    Switch(
+        "algorithm.norm_adv_by_std_in_grpo", "supported: false leaves out the division (std_scope none)", default=True
+    ),
     Switch("algorithm.use_kl_in_reward", "supported: the statistics see the reward after the penalty"),
     Switch("actor_rollout_ref.actor.use_kl_loss", "supported"),
     Switch(
-        "algorithm.filter_groups",
+        "algorithm.filter_groups.metric",
         "supported with metric=outcome (or acc), one value a session; metric=reward compares rows of different agents",
         lambda c, _: (
             bool(get(c, "algorithm.filter_groups.enable", False))
             and get(c, "algorithm.filter_groups.metric") not in ("outcome", "acc")
         ),
+        default="reward",
     ),
     Switch(
-        "algorithm.rollout_correction",
+        "algorithm.rollout_correction.rollout_is",
         "supported without drmas.advantage.balance, which writes the same field (rollout_is_weights)",
         lambda c, d: d.advantage.balance != "none" and get(c, "algorithm.rollout_correction.rollout_is") is not None,
     ),
@@ -96,6 +102,7 @@ SWITCHES = (
         "trainer.v1.drmas_sync.parameter_sync_step",
         "refused above 1: drmas_sync trains on the sessions of its own step",
         lambda c, _: int(get(c, "trainer.v1.drmas_sync.parameter_sync_step", 1)) > 1,
+        default=1,
     ),
     Switch(
         "actor_rollout_ref.model.use_fused_kernels",
@@ -109,6 +116,7 @@ SWITCHES = (
             not get(c, "actor_rollout_ref.rollout.calculate_log_probs", True)
             and any(not a.trainable for a in d.agents.values())
         ),
+        default=True,
     ),
 )
 
@@ -121,8 +129,12 @@ def mixes_temperature(config: Any, section: DrmasConfig) -> bool:
 
 def refusals(config: Any, section: DrmasConfig) -> list[str]:
     """One line for every switch that stands in the way of a team run."""
-    lines = [f"{s.key}: {s.says}" for s in SWITCHES if s.refused is not None and s.refused(config, section)]
-    estimator = str(get(config, "algorithm.adv_estimator", "gae")).lower()
+    lines = [
+        f"{s.key}={get(config, s.key)}: {s.says}"
+        for s in SWITCHES
+        if s.refused is not None and s.refused(config, section)
+    ]
+    estimator = str(get(config, "algorithm.adv_estimator", "gae"))
     per_agent = section.group_by == "agent"
     if estimator in REFUSED_ESTIMATORS:
         lines.append(
@@ -130,7 +142,13 @@ def refusals(config: Any, section: DrmasConfig) -> list[str]:
         )
     elif per_agent and estimator in ESTIMATORS:
         lines.append(f"drmas.group_by=agent: {estimator} sets its own groups; drop one of the two")
-    elif per_agent and estimator not in GROUP_ESTIMATORS and estimator != "drmas_per_agent":
+    elif estimator == PER_AGENT:
+        if not (per_agent and get(config, "drmas_base_estimator")):  # both are there once the check has filled them in
+            lines.append(
+                f"algorithm.adv_estimator={PER_AGENT}: is set by the check; name verl's estimator and set "
+                "drmas.group_by=agent"
+            )
+    elif per_agent and estimator not in GROUP_ESTIMATORS:
         lines.append(f"drmas.group_by=agent: {estimator} is none of {', '.join(GROUP_ESTIMATORS)}")
     elif not per_agent and estimator in GROUP_ESTIMATORS:
         lines.append(

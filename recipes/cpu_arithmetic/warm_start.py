@@ -1,10 +1,10 @@
 """Prepares the arithmetic team's model: taught by examples, then made unsure again, so that training has room to show.
 
 Two phases. The clean phase teaches both roles from true examples until a gate finds them nearly perfect on the training
-problems. The noisy phase keeps that knowledge and flattens the answers: its targets give each role's true answer only a
-share of the probability, so that sampling at temperature 1 succeeds about that often, and it stops as soon as the
-second gate finds both roles in their bands. Both phases are bounded; what a seed needs more, it gets, and a seed that
-can't be brought into the bands ends with an error that tells what was measured.
+problems. The noisy phase keeps that knowledge and flattens the answers: its labels are wrong for a share of the
+examples, steered by what is measured, and it stops as soon as a second gate finds both roles in their bands. Both
+phases are bounded; what a seed needs more, it gets, and a seed that can't be brought into the bands ends with an error
+that tells what was measured.
 
 ``python -m recipes.cpu_arithmetic.warm_start OUT --seed 1`` does it from the shell.
 """
@@ -60,8 +60,8 @@ class Settings:
         noisy_rate: constant learning rate of the noisy phase.
         noisy_steps: most steps of the noisy phase.
         check_every: steps between two measurements of the noisy phase.
-        solver_target: probability of the true answer in the noisy phase's targets.
-        verifier_target: the same for the verdict.
+        solver_target: solver success that the noisy phase steers to.
+        verifier_target: balanced verifier accuracy that it steers to.
         solver_band: solver success that ends the noisy phase.
         verifier_band: balanced verifier accuracy that ends the noisy phase.
         verifier_class_floor: least accuracy on right and on wrong proposals, each, that ends the noisy phase.
@@ -80,12 +80,12 @@ class Settings:
     extra_rounds: int = 3
     clean_solver: float = 0.95
     clean_verifier: float = 0.9
-    noisy_rate: float = 3e-4
+    noisy_rate: float = 1e-4
     noisy_steps: int = 200
     check_every: int = 5
-    solver_target: float = 0.45
+    solver_target: float = 0.42
     verifier_target: float = 0.6
-    solver_band: tuple[float, float] = (0.3, 0.6)
+    solver_band: tuple[float, float] = (0.32, 0.52)
     verifier_band: tuple[float, float] = (0.55, 0.65)
     verifier_class_floor: float = 0.5
 
@@ -136,12 +136,22 @@ class _Teacher:
         self.model, self.settings, self.generator = model, settings, generator
         solver = round(settings.batch * settings.solver_share)
         right = (settings.batch - solver) // 2
-        # (prompts with both answers, prompts a batch, the true answer's probability in the noisy phase)
         self.parts = (
-            (lessons.solver, solver, settings.solver_target),
-            (lessons.right, right, settings.verifier_target),
-            (lessons.wrong, settings.batch - solver - right, settings.verifier_target),
+            (lessons.solver, solver),
+            (lessons.right, right),
+            (lessons.wrong, settings.batch - solver - right),
         )
+        self.truth = (1.0, 1.0, 1.0)
+
+    def steer(self, measures: Measures) -> None:
+        """Sets how probable the true answers are in the noisy targets: below the target as far as success is above it.
+
+        The verifier's are never less than even: taught the opposite it would unlearn, taught both it becomes unsure.
+        """
+        solver = 2 * self.settings.solver_target - measures["solver"]
+        verifier = 2 * self.settings.verifier_target - measures["verifier"]
+        solver, verifier = min(max(solver, 0.1), 0.9), min(max(verifier, 0.5), 0.9)
+        self.truth = (solver, verifier, verifier)
 
     def clean(self, steps: int, rate: float) -> None:
         """Takes all steps of a clean round."""
@@ -164,10 +174,10 @@ class _Teacher:
 
     def _step(self, optimisers: Sequence[torch.optim.Optimizer], rate: float, *, noisy: bool) -> None:
         tables, weights = [], []
-        for (truthful, opposite), count, target in self.parts:
+        for ((truthful, opposite), count), share in zip(self.parts, self.truth, strict=True):
             rows = torch.randint(len(truthful), (count,), generator=self.generator)
             # Both answers of a prompt, weighted: what label noise is on average, without its variance.
-            for table, weight in ((truthful, target), (opposite, 1.0 - target)) if noisy else ((truthful, 1.0),):
+            for table, weight in ((truthful, share), (opposite, 1.0 - share)) if noisy else ((truthful, 1.0),):
                 tables.append(table.take(rows))
                 weights.append(torch.full((count,), weight))
         batch, weight = roles.stack(tables), torch.cat(weights)
@@ -217,6 +227,7 @@ def teach(
             f"verifier >= {settings.clean_verifier}; raise clean_steps or extra_rounds"
         )
     measured = {"clean": {"steps": steps, "train": clean, "held_out": measure(model, held_out)}}
+    teacher.steer(clean)
     for step in teacher.noisy():
         if step % settings.check_every:
             continue
@@ -225,6 +236,7 @@ def teach(
         if _unsure(final, settings):
             measured["final"] = {"steps": step, "train": final, "held_out": measure(model, held_out)}
             return measured
+        teacher.steer(final)
     raise WarmStartError(
         f"seed {settings.seed}: after {settings.noisy_steps} noisy steps {final}, needs solver in "
         f"{settings.solver_band}, verifier in {settings.verifier_band} and both its classes >= "

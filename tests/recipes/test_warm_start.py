@@ -71,17 +71,15 @@ def test_log_probabilities_do_not_depend_on_padding(llama):
     torch.testing.assert_close(short[0], logs[5, ids[0, 6]] + logs[6, ids[0, 7]])
 
 
-def test_measures_of_a_model_that_always_says_yes(llama):
+def test_measures_of_a_model_that_always_says_yes():
     model, tokenizer = tiny_model.build("llama", seed=0)
     lessons = Lessons.of([Problem("3+4", 7), Problem("5+5", 10)], tokenizer)
-    with torch.no_grad():
-        for _ in range(60):  # taught to accept whatever it is shown
-            batch = roles.stack([lessons.right[0], lessons.wrong[1]])
-            model.zero_grad()
-            with torch.enable_grad():
-                (-warm_start.sequence_log_prob(model, batch).mean()).backward()
-            for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad
+    accepting = roles.stack([lessons.right[0], lessons.wrong[1]])
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(30):
+        optimiser.zero_grad()
+        (-warm_start.sequence_log_prob(model, accepting).mean()).backward()
+        optimiser.step()
     measured = measure(model, lessons)
     assert measured["verifier_right"] > 0.9
     assert measured["verifier_wrong"] < 0.1
@@ -133,17 +131,33 @@ def test_a_noisy_phase_that_misses_its_bands_fails_with_numbers(change):
         train_model(dataclasses.replace(QUICK, **change))
 
 
-def test_noisy_targets_pull_a_role_to_its_target():
+@pytest.mark.parametrize(
+    ("measured", "truth"),
+    [
+        ({"solver": 0.9, "verifier": 0.9}, (0.1, 0.5, 0.5)),  # nearly perfect: as unsure as is allowed
+        ({"solver": 0.4, "verifier": 0.6}, (0.4, 0.6, 0.6)),  # on target: the target holds it there
+        ({"solver": 0.3, "verifier": 0.5}, (0.5, 0.7, 0.7)),  # too low: pulled up again
+    ],
+)
+def test_steering_goes_against_the_deviation(llama, measured, truth):
+    model, tokenizer = llama
+    settings = dataclasses.replace(QUICK, solver_target=0.4, verifier_target=0.6)
+    teacher = warm_start._Teacher(model, Lessons.of([Problem("3+4", 7)], tokenizer), settings, torch.Generator())
+    teacher.steer(measured)
+    assert teacher.truth == pytest.approx(truth)
+
+
+def test_the_noisy_phase_brings_a_model_into_the_bands():
+    """On two problems, which a model knows after a few steps, the whole way from random to unsure takes seconds."""
+    model, tokenizer = tiny_model.build("llama", seed=0)
+    lessons = Lessons.of([Problem("3+4", 7), Problem("2+2", 4)], tokenizer)
     settings = dataclasses.replace(
-        QUICK,
-        batch=32,
-        noisy_rate=1e-3,
-        noisy_steps=120,
-        check_every=10,
-        verifier_band=(0.55, 0.65),
-        verifier_target=0.6,
+        Settings(), threads=1, batch=16, clean_steps=60, check_every=1, clean_verifier=0.9, noisy_rate=3e-4
     )
-    # A random model says "y" or "n" in one of 64 cases; what it learns is the noise's own rate.
-    *_, measured = train_model(settings)
-    assert measured["clean"]["train"]["verifier"] < 0.3
-    assert 0.4 < measured["final"]["train"]["verifier"] < 0.65
+    measured = warm_start.teach(model, lessons, lessons, settings, torch.Generator().manual_seed(0))
+    assert measured["clean"]["train"]["solver"] >= settings.clean_solver
+    final = measure(model, lessons)
+    assert final == measured["final"]["train"]
+    assert settings.solver_band[0] <= final["solver"] <= settings.solver_band[1]
+    assert settings.verifier_band[0] <= final["verifier"] <= settings.verifier_band[1]
+    assert min(final["verifier_right"], final["verifier_wrong"]) >= 0.5

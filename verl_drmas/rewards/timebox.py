@@ -156,8 +156,8 @@ class _Child:
 def serve(descriptor: int, parent: int) -> None:
     """Serve a `TimeBox` from its child process. Not for callers."""
     logging.disable(logging.CRITICAL)  # libraries report each odd expression; the outcome is what is returned
-    # The kernel ends this process with the thread that started it, even when it is stuck in C code. A closed socket would
-    # not: a fork of the parent may hold it open.
+    # The kernel ends this process with the thread that started it, even when it is stuck in C code. A closed socket
+    # would not: a fork of the parent may hold it open.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return

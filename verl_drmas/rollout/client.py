@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -14,14 +13,20 @@ from verl_drmas.workflows import SessionFailed
 
 logger = logging.getLogger(__name__)
 
-# What a dead engine looks like from outside: the actor is gone, or it lives and its engine process is gone.
-DEAD = ("EngineDeadError", "EngineGenerateError", "ActorDiedError", "ActorUnavailableError", "RayActorError")
+# vLLM's word for an engine process that is gone while its actor lives. Its EngineGenerateError is about one request and
+# recoverable (vllm/v1/engine/exceptions.py): a server must not leave the balancer for it.
+DEAD_ENGINE = "EngineDeadError"
 
 
 def is_dead(error: BaseException) -> bool:
     """True if an error says that the server is gone, rather than that the request was wrong."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    return isinstance(cause, RayActorError) or type(cause).__name__ in DEAD
+    while isinstance(error, RayTaskError) and error.cause is not None:  # wrapped once for every actor it went through
+        error = error.cause
+    return isinstance(error, RayActorError) or type(error).__name__ == DEAD_ENGINE
+
+
+class NoServerLeft(SessionFailed):
+    """The balancer is empty; asking again is no use."""
 
 
 class RetryingClient(LLMServerClient):
@@ -34,6 +39,7 @@ class RetryingClient(LLMServerClient):
         super().__init__(*args, **kwargs)
         self.retried = 0
         self._asked: dict[str, str] = {}
+        self._buried: set[str] = set()
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         server_id, handle = await super()._acquire_server(request_id, **extra)
@@ -44,11 +50,13 @@ class RetryingClient(LLMServerClient):
         """As in verl, with the retry.
 
         Raises:
-            SessionFailed: No server could answer (`server`), or the request itself was refused (`request`).
+            SessionFailed: No server could answer (`server`). An error about the request itself comes as it is.
         """
         kwargs["sampling_params"] = dict(kwargs["sampling_params"])
         try:
             return await self._ask(request_id, **kwargs)
+        except NoServerLeft:
+            raise
         except SessionFailed:
             self.retried += 1
             return await self._ask(request_id, **kwargs)
@@ -56,17 +64,17 @@ class RetryingClient(LLMServerClient):
     async def _ask(self, request_id: str, **kwargs: Any) -> TokenOutput:
         try:
             output = await super().generate(request_id, **{**kwargs, "sampling_params": {**kwargs["sampling_params"]}})
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
-            server_id = self._asked.get(request_id, "none")
-            if is_dead(error):
+            server_id = self._asked.get(request_id)
+            if server_id is not None and is_dead(error):
                 # A server that fails at once is the least loaded one: left in, it would draw every request.
                 await self._load_balancer.remove_servers.remote([server_id])
-                logger.warning("LLM server %s is dead and out of the balancer: %s", server_id, type(error).__name__)
+                if server_id not in self._buried:
+                    self._buried.add(server_id)
+                    logger.warning("LLM server %s is dead and out of the balancer: %s", server_id, type(error).__name__)
                 raise SessionFailed("server", f"server {server_id} died: {error!r:.200}") from error
             if "No available servers" in str(error):
-                raise SessionFailed("server", "no LLM server is left") from error
+                raise NoServerLeft("server", "no LLM server is left") from error
             raise
         finally:
             self._asked.pop(request_id, None)

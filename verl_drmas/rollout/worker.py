@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from typing import Any
 
@@ -36,11 +37,13 @@ class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behi
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
         VALIDATE.set(bool(trajectory["validate"]))
-        limit = self.section.faults.session_timeout
+        limit, began = self.section.faults.session_timeout, time.monotonic()
         try:
             await asyncio.wait_for(super()._run_agent_loop(sampling_params, trajectory, **kwargs), limit)
         except (TimeoutError, asyncio.TimeoutError):
             self.failures["timeout"] += 1
+            if time.monotonic() - began < limit:
+                raise  # a time-out of something inside the session, a tool for example
             raise SessionFailed("timeout", f"no outcome after {limit:g} s (drmas.faults.session_timeout)") from None
         except SessionFailed as failure:
             self.failures[failure.reason] += 1
@@ -54,6 +57,12 @@ class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behi
         rows = [Activation.of(o) for o in outputs if o.response_ids]
         if not rows:
             raise SessionFailed("empty", "the agent loop returned no row with a response token")
+        last, scored = rows[-1], outputs[-1]
+        if last.reward_score is None and scored.reward_score is not None:  # the output that bore the score had no token
+            last.reward_score = scored.reward_score
+            last.extra_fields["reward_extra_info"] = scored.extra_fields.get("reward_extra_info", {})
+        if last.reward_score is not None:
+            last.extra_fields.setdefault("reward_extra_info", {})  # verl copies it to the session's other rows
         for row in rows:
             if "agent_id" not in row.extra_fields:
                 self._say_default()

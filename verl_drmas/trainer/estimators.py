@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from verl_drmas.advantage import ESTIMATORS, broadcast, penalised_advantage
 from verl_drmas.trainer.step import StepRows, current_rows
 
 PER_AGENT = "drmas_per_agent"
+NORM = "norm_adv_by_std_in_grpo"
 
 
 def advantage_options(step: StepRows) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def _register(name: str) -> None:
         step = current_rows(name)
         scores = token_level_rewards.sum(-1).double().numpy()[step.real]
         switches = vars(ESTIMATORS[name])
-        if config is not None and not config.get("norm_adv_by_std_in_grpo", True):
+        if config is not None and not config.get(NORM, True):
             switches = {**switches, "std_scope": "none"}
         real = penalised_advantage(
             scores,
@@ -59,34 +61,32 @@ for _name in ESTIMATORS:
 
 @register_adv_est(PER_AGENT)
 def per_agent(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    index: np.ndarray,
-    config: Any = None,
-    **kwargs: Any,
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, config: Any = None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One of verl's own group estimators with the group (prompt, agent) instead of the prompt (`drmas.group_by:
-    agent`).
+    agent`). It sees real rows only: some of them divide by a group's size less one or by its tokens, and padding rows
+    have neither.
     """
     step = current_rows(PER_AGENT)
-    # A padding row keeps its own uid, so it can't enter a real group.
-    groups = np.array(
-        [u if row is None else f"{u}/{row.agent_id}" for u, row in zip(index, step.rows, strict=True)], dtype=object
-    )
-    step.scores = token_level_rewards.sum(-1).double().numpy()[step.real]
-    step.tokens = response_mask.sum(-1).numpy()[step.real]
-    penalty = torch.zeros(len(step.rows), dtype=token_level_rewards.dtype)
-    penalty[torch.from_numpy(step.real)] = torch.from_numpy(step.penalty()).to(penalty.dtype)
+    real = torch.from_numpy(step.real)
+    rewards, mask = token_level_rewards[real], response_mask[real]
+    step.scores, step.tokens = rewards.sum(-1).double().numpy(), mask.sum(-1).numpy()
+    penalty = torch.from_numpy(step.penalty()).to(rewards.dtype)
     inside = step.section.advantage.penalty == "inside"
-    rewards = token_level_rewards
     if inside:
-        rewards = token_level_rewards.clone()
         rewards[:, 0] -= penalty  # group estimators sum over tokens, so any column will do
-    advantage, returns = get_adv_estimator_fn(step.base_estimator)(
-        token_level_rewards=rewards, response_mask=response_mask, index=groups, config=config, **kwargs
+    estimator = get_adv_estimator_fn(step.base_estimator)
+    options = {}
+    if config is not None and NORM in signature(estimator).parameters:  # verl hands it to its `grpo` as an argument
+        options[NORM] = config.get(NORM, True)
+    groups = np.array([f"{row.uid}/{row.agent_id}" for row in step.known], dtype=object)
+    own, own_returns = estimator(
+        token_level_rewards=rewards, response_mask=mask, index=groups, config=config, **options
     )
     if not inside:
-        advantage = advantage - penalty.unsqueeze(-1) * response_mask
-    first = response_mask.argmax(dim=1, keepdim=True)
-    step.advantage = advantage.gather(1, first).squeeze(1).double().numpy()[step.real]
+        own = own - penalty.unsqueeze(-1) * mask
+    first = mask.argmax(dim=1, keepdim=True)
+    step.advantage = own.gather(1, first).squeeze(1).double().numpy()
+    advantage, returns = torch.zeros_like(token_level_rewards), torch.zeros_like(token_level_rewards)
+    advantage[real], returns[real] = own.to(advantage.dtype), own_returns.to(returns.dtype)
     return advantage, returns

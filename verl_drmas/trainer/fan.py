@@ -17,6 +17,9 @@ class Fan:
         self.members = members
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copy and pickle look for their hooks
+            raise AttributeError(name)
+
         def call(*args: Any, **kwargs: Any) -> None:
             for member in self.members.values():
                 getattr(member, name)(*args, **kwargs)

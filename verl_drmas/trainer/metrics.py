@@ -18,7 +18,9 @@ def agent_metrics(step: StepRows) -> dict[str, float]:
     rows, penalty = step.known, step.penalty()
     agents = np.array([row.agent_id for row in rows], dtype=object)
     sessions = len({(row.uid, row.session) for row in rows})
-    diagnostics = agent_diagnostics(step.scores, step.advantage, tokens=step.tokens, **step.ids())
+    inside = step.section.advantage.penalty == "inside"
+    seen = step.scores - penalty if inside else step.scores  # what the groups' statistics saw
+    diagnostics = agent_diagnostics(seen, step.advantage, tokens=step.tokens, **step.ids())
     metrics: dict[str, float] = {}
     for agent_id, numbers in diagnostics.items():
         mine = agents == agent_id

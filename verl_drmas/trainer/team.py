@@ -36,7 +36,7 @@ from verl_drmas.trainer.metrics import (
 from verl_drmas.trainer.policy import Policy, default_updates, policy_config
 from verl_drmas.trainer.step import StepRows
 from verl_drmas.trainer.validation import validation_metrics
-from verl_drmas.trainer.watchdog import Server, Watchdog
+from verl_drmas.trainer.watchdog import REFUSALS, Server, Watchdog
 from verl_drmas.workflows import load_workflow
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class TeamTrainer(PPOTrainerSync):
         policy = self.policies[server.model_id]
         policy.llm_server_manager.global_load_balancer.remove_servers.remote([server.address])
         policy.checkpoint_manager.remove_replicas([server.replica])
-        policy.actor_rollout_wg.execute_all_async("drop_server", server.replica.replica_rank)
+        policy.actor_rollout_wg.drop_server(server.replica.replica_rank)
 
     def _kill_workers(self, model_id: str) -> None:
         """Make every call that waits for this model's workers raise."""
@@ -148,31 +148,39 @@ class TeamTrainer(PPOTrainerSync):
         finally:
             self.watchdog.stop()
 
+    def _enter(self, phase: str) -> None:
+        """Name the phase, for whoever has to say during what a server died."""
+        self.watchdog.phase = phase
+        logger.debug("step %d: %s", self.global_steps, phase)
+
     def _explain(self, error: Exception) -> None:
         """Raise the reason instead of the symptom, if a server's death is behind an error."""
         if isinstance(error, RayError) and self.watchdog.fatal is None:
-            self.watchdog.look()
-            self.watchdog.look()  # a refused connection counts from the second time
+            self._look_for_deaths()
         if self.watchdog.fatal is not None and self.watchdog.fatal not in str(error):
             raise RuntimeError(self.watchdog.fatal) from error
 
+    def _look_for_deaths(self) -> None:
+        for _ in range(REFUSALS):
+            self.watchdog.look()
+
     def on_init_end(self) -> None:
-        self.watchdog.phase = "the first weight update"
+        self._enter("the first weight update")
         super().on_init_end()
 
     def on_sample_begin(self) -> None:
-        self.watchdog.phase = "rollout"
+        self._enter("rollout")
         super().on_sample_begin()
 
     def on_sample_end(self) -> None:
         self._with_servers(super().on_sample_end)
 
     def on_step_end(self) -> None:
-        self.watchdog.phase = "the weight update"
+        self._enter("the weight update")
         self._with_servers(super().on_step_end)
 
     def on_validate_begin(self) -> None:
-        self.watchdog.phase = "validation"
+        self._enter("validation")
         super().on_validate_begin()
 
     def _with_servers(self, stage: Any) -> None:
@@ -191,6 +199,8 @@ class TeamTrainer(PPOTrainerSync):
             return super()._step_once(metrics, timing_raw, sample_batch_size)
         except RuntimeError as error:
             if "no materializable trajectories" in str(error):
+                self._look_for_deaths()
+                self.watchdog.check()
                 raise RuntimeError(f"every session of step {self.global_steps} failed: {self._report()}") from error
             raise
 
@@ -218,7 +228,7 @@ class TeamTrainer(PPOTrainerSync):
         return KVBatchMeta(keys=keys, tags=tags, partition_id=batch.partition_id, extra_info=batch.extra_info)
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        self.watchdog.phase = "training"
+        self._enter("log-probs and advantages")
         self.rows = self._read_rows(batch)
         self._account(metrics)
         # Rows arrive in completion order; sorted, nothing after this depends on which session ended first.
@@ -277,6 +287,7 @@ class TeamTrainer(PPOTrainerSync):
         return self._each("_compute_ref_log_prob", batch, metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._enter("the update")
         return self._each("_update_actor", batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -6,6 +6,7 @@ for ever. Killing that policy's workers makes the waiting calls raise.
 
 from __future__ import annotations
 
+import http.client
 import logging
 import threading
 import time
@@ -16,6 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 logger = logging.getLogger(__name__)
+
+# Servers are in the cluster: a proxy from the environment would answer for them, with an error.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 REFUSALS = 2  # refused connections in a row that make a server dead; one may be a restart of the listening socket
 
@@ -42,15 +46,17 @@ class Server:
 def ask_health(address: str, timeout: float) -> bool | None:
     """True: healthy. False: the server is gone, or says that its engine is. None: no answer in time."""
     try:
-        with urllib.request.urlopen(f"http://{address}/health", timeout=timeout) as reply:
+        with _DIRECT.open(f"http://{address}/health", timeout=timeout) as reply:
             return reply.status == 200
-    except urllib.error.HTTPError:
-        return False
+    except urllib.error.HTTPError as error:
+        return error.code < 500  # who answers "not found" or "not allowed" is alive
     except (TimeoutError, urllib.error.URLError) as error:
         reason = getattr(error, "reason", error)
         return False if isinstance(reason, ConnectionError) else None
     except ConnectionError:
         return False
+    except http.client.HTTPException:
+        return None
 
 
 class Watchdog(threading.Thread):
@@ -86,7 +92,10 @@ class Watchdog(threading.Thread):
 
     def run(self) -> None:
         while not self._stop_event.wait(self.poll):
-            self.look()
+            try:
+                self.look()
+            except Exception:  # a watchdog that stops watching lets the trainer hang
+                logger.exception("a look at the LLM servers failed")
 
     def stop(self) -> None:
         """End the thread; servers are going down on purpose."""
@@ -118,13 +127,15 @@ class Watchdog(threading.Thread):
         logger.warning(
             "LLM server %s of model %r is dead during %s: %s", server.address, server.model_id, self.phase, why
         )
-        self.on_dead(server)
-        if self.fatal is None and not any(s.alive for s in self.servers if s.model_id == server.model_id):
-            self.fatal = (
-                f"LLM server {server.address} of model {server.model_id!r} died during {self.phase} ({why}), "
-                "and the model has no server left; resume from the last checkpoint"
-            )
-            self.on_end(server.model_id)
+        try:
+            self.on_dead(server)
+        finally:  # whatever went wrong in dropping it, the run must not wait for a model without servers
+            if self.fatal is None and not any(s.alive for s in self.servers if s.model_id == server.model_id):
+                self.fatal = (
+                    f"LLM server {server.address} of model {server.model_id!r} died during {self.phase} ({why}), "
+                    "and the model has no server left; resume from the last checkpoint"
+                )
+                self.on_end(server.model_id)
 
     def check(self) -> None:
         """Raise if the run can't go on."""

@@ -36,15 +36,31 @@ class GuardedRollout:
     others wait for ever; so it goes through its share and sends nothing.
     """
 
+    OWN = ("adapter", "sync_timeout", "dead")
+
     def __init__(self, adapter: Any, sync_timeout: float):
         self.adapter, self.sync_timeout, self.dead = adapter, sync_timeout, False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.adapter, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """verl's worker sets `sleep_level` for LoRA, and the adapter reads it."""
+        if name in self.OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.adapter, name, value)
+
     async def resume(self, *args: Any, **kwargs: Any) -> None:
-        if not self.dead:
+        """Wake the server. A raise here would leave the other ranks alone in the gather that follows."""
+        if self.dead:
+            return
+        try:
             await self.adapter.resume(*args, **kwargs)
+        except Exception as error:
+            if not is_dead(error):
+                raise
+            self._bury(error, "a wake-up")
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], **kwargs: Any) -> None:
         """Send the weights, or only gather them if the server is dead or dies meanwhile."""
@@ -57,14 +73,18 @@ class GuardedRollout:
             except Exception as error:
                 if not (isinstance(error, zmq.Again) or is_dead(error)):
                     raise
-                self.dead = True
-                logger.warning(
-                    "LLM server of replica %s died in a weight update (%s); this worker goes on without it",
-                    getattr(self.adapter, "replica_rank", "?"),
-                    type(error).__name__,
-                )
+                self._bury(error, "a weight update")
         for _ in stream:
             pass
+
+    def _bury(self, error: Exception, when: str) -> None:
+        self.dead = True
+        logger.warning(
+            "LLM server of replica %s died in %s (%s); this worker goes on without it",
+            getattr(self.adapter, "replica_rank", "?"),
+            when,
+            type(error).__name__,
+        )
 
 
 @contextmanager
@@ -96,7 +116,7 @@ class TeamActorRolloutRefWorker(ActorRolloutRefWorker):
         if self.rollout is not None:
             self.rollout = GuardedRollout(self.rollout, self.config.get("sync_timeout", 300.0))
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # a worker may be busy for as long as an update
     def drop_server(self, replica_rank: int) -> None:
         """Stop talking to a server that is known to be dead."""
         if self.rollout is not None and self.rollout.replica_rank == replica_rank:

@@ -1,7 +1,7 @@
 """The CPU job's team: sums of small numbers, for models of a million parameters that read and write single characters.
 
 A verifier that mostly sees wrong proposals learns to reject everything, and its rising reward proves nothing. So the
-class a verifier is shown is fixed by the session's parity: every group of sessions holds as many right as wrong
+class a verifier is shown alternates over a prompt's sessions: every group of an even size holds as many right as wrong
 proposals, and a verifier with one word for everything has exactly half of its verdicts right.
 """
 
@@ -56,7 +56,7 @@ class Arithmetic(SolverVerifier):
         draw = random.Random(f"{task.index}/{task.session}/{task.step}")
         proposal = solution.parsed if solution.valid else "0"
         if self.settings.balanced:
-            wanted = (task.session + task.step) % 2 == 0
+            wanted = (task.index + task.session + task.step) % 2 == 0  # the index balances validation with one session
             if wanted != bool(correct) or not solution.valid:
                 proposal = truth if wanted else near_miss(int(truth), draw)
         is_right = proposal == truth
@@ -68,6 +68,7 @@ class Arithmetic(SolverVerifier):
         hit = float(check.valid and approved == is_right)
         solution.reward_parts["own"], check.reward_parts["own"] = correct, hit
         if self.settings.permute_rewards:
+            draw = random.Random(f"rewards/{task.index}/{task.session}/{task.step}")  # the other knows of near misses
             solution.reward_parts["own"], check.reward_parts["own"] = (
                 float(draw.random() < 0.5),
                 float(draw.random() < 0.5),

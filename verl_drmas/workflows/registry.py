@@ -29,9 +29,10 @@ def register_workflow(name: str) -> Callable[[type[Workflow]], type[Workflow]]:
             raise TypeError(f"register_workflow({name!r}) expects a subclass of Workflow, got {cls!r}")
         if not cls.agents:
             raise TypeError(f"workflow {name!r} ({cls.__qualname__}) declares no agents; set `agents = (...)`")
-        known = _REGISTERED.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"workflow {name!r} is already {known.__module__}:{known.__qualname__}")
+        known, path = _REGISTERED.get(name), f"{cls.__module__}:{cls.__qualname__}"
+        taken = f"{known.__module__}:{known.__qualname__}" if known else _BUNDLED.get(name, path)
+        if taken != path:
+            raise ValueError(f"workflow {name!r} is already {taken}; choose another name")
         _REGISTERED[name] = cls
         return cls
 
@@ -59,8 +60,10 @@ def load_workflow(name: str) -> type[Workflow]:
         raise ValueError(f"unknown workflow {name!r}; {hint} (or give an import path, package.module:Class)")
     try:
         cls = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"workflow {name!r} can't be imported: {error}") from error
+    except Exception as error:  # whatever a user's module raises
+        raise ValueError(f"workflow {name!r} can't be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Workflow)):
         raise ValueError(f"workflow {name!r} is {cls!r}, not a subclass of verl_drmas.workflows.Workflow")
+    if not cls.agents:
+        raise ValueError(f"workflow {name!r} declares no agents; set `agents = (...)` in its class")
     return cls

@@ -22,7 +22,8 @@ def shorten(
         messages: Chat messages with string contents; left untouched.
         limit: Largest allowed prompt, in tokens.
         count: Length in tokens of rendered messages.
-        keep: Text that must survive whole (the question); empty to protect nothing.
+        keep: Text that must survive whole (the question) where it stands first; an agent's copies of it may go. Empty
+            to protect nothing.
 
     Returns:
         The messages and the number of characters cut (0 if they fitted).
@@ -34,13 +35,17 @@ def shorten(
     size = count(messages)
     if size <= limit:
         return messages, 0
-    before = sum(len(m["content"]) for m in messages)
-    exhausted: set[tuple[int, int]] = set()
+    characters = 0
+    exhausted: set[int] = set()
     while size > limit:
-        stretches = [s for s in _stretches(messages, keep) if (s[0], s[1]) not in exhausted and s[2] - s[1] > len(GAP)]
+        stretches = [
+            (end - start, number, which, start, end)
+            for number, (which, start, end) in enumerate(_stretches(messages, keep))
+            if number not in exhausted and end - start > len(GAP)
+        ]
         if not stretches:
             raise PromptTooLong(f"{size} tokens with everything but the question cut; the limit is {limit}")
-        which, start, end = max(stretches, key=lambda s: s[2] - s[1])
+        _, number, which, start, end = max(stretches)
         content = messages[which]["content"]
         # Smallest cut that fits, by bisection; the whole stretch if none does. Token counts are close to monotone in
         # the characters kept, so bisection lands within a token or two of the best cut.
@@ -50,9 +55,10 @@ def shorten(
             messages[which]["content"] = _cut(content, start, end, cut)
             low, high = (low, cut) if count(messages) <= limit else (cut + 1, high)
         messages[which]["content"] = _cut(content, start, end, low)
-        exhausted.add((which, start))
+        exhausted.add(number)
+        characters += low
         size = count(messages)
-    return messages, max(1, before - sum(len(m["content"]) for m in messages))
+    return messages, characters
 
 
 def _cut(content: str, start: int, end: int, characters: int) -> str:
@@ -62,12 +68,12 @@ def _cut(content: str, start: int, end: int, characters: int) -> str:
 
 
 def _stretches(messages: list[dict[str, Any]], keep: str) -> list[tuple[int, int, int]]:
-    """(message, start, end) of every run of text outside the protected question."""
+    """(message, start, end) of every run of text outside the protected question, in the same order after any cut."""
     found = []
     for i, message in enumerate(messages):
         content, start = message["content"], 0
-        while keep and (at := content.find(keep, start)) >= 0:
+        if keep and (at := content.find(keep)) >= 0:
             found.append((i, start, at))
-            start = at + len(keep)
+            start, keep = at + len(keep), ""
         found.append((i, start, len(content)))
     return found

@@ -83,7 +83,8 @@ class SolverVerifier(Workflow):
 
     async def grade(self, solution: Action, task: Task) -> tuple[str | None, float]:
         """The solver's answer and whether it is right; a solution without a boxed answer is an invalid action."""
-        score = await math_score_async(solution.text, str(task.answer))
+        gold = "" if task.answer is None else str(task.answer)  # an empty one is refused
+        score = await math_score_async(solution.text, gold)
         solution.parsed, solution.valid = score.answer, score.answer is not None
         return score.answer, score.score
 
@@ -106,7 +107,8 @@ class SolverVerifier(Workflow):
     def metrics(scores: list[float], verdicts: list[tuple[bool, float]]) -> dict[str, float]:
         """Numbers of a session; verdict accuracy stands apart for right and wrong proposals."""
         numbers = {"rounds": float(len(scores)), "solver_success": scores[-1], "first_success": scores[0]}
-        numbers["approved"] = float(bool(verdicts) and verdicts[-1][0])
+        if verdicts:
+            numbers["approved"] = float(verdicts[-1][0])
         for name, wanted in (("right", True), ("wrong", False)):
             hits = [float(approved == wanted) for approved, correct in verdicts if bool(correct) == wanted]
             if hits:

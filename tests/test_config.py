@@ -1,0 +1,169 @@
+"""The `drmas` section: every wrong key or value is one line that names key, value and fix."""
+
+from dataclasses import asdict
+
+import pytest
+
+from verl_drmas.config import AdvantageConfig, AgentConfig, ConfigError, DrmasConfig, ModelConfig, nearest, parse
+
+AGENT = {"solver": {"model": "base"}}
+
+
+def refusal(section, *args, **kwargs):
+    """The one line that refuses a section."""
+    with pytest.raises(ConfigError) as caught:
+        parse(section, *args, **kwargs)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize("section", [None, {}])
+def test_defaults(section):
+    config = parse(section)
+    assert config == DrmasConfig()
+    assert config.workflow is None and config.agents == {} and config.models == {"base": ModelConfig()}
+    assert config.updates_per_step is None and config.request_seed is None
+    assert config.advantage == AdvantageConfig("inside", "none", 1, 1e-6, 0.0, "zero", "zero", True)
+    assert config.faults.max_failed_share == 0.1
+
+
+def test_a_full_section_becomes_typed():
+    config = parse(
+        {
+            "workflow": {"name": "solver_verifier", "max_rounds": 3},
+            "agents": {"solver": {"model": "big", "sampling": {"temperature": 0.7, "stop": ["END"]}, "turn_length": 9}},
+            "models": {"big": {}},
+            "advantage": {"penalty": "outside", "ddof": 0},
+        }
+    )
+    solver = config.agents["solver"]
+    assert (solver.model, solver.turn_length, solver.trainable) == ("big", 9, True)
+    assert (solver.sampling.temperature, solver.sampling.stop, solver.sampling.top_p) == (0.7, ["END"], None)
+    assert (config.advantage.penalty, config.advantage.ddof) == ("outside", 0)
+    assert config.workflow == {"name": "solver_verifier", "max_rounds": 3}
+
+
+def test_the_defaults_of_two_sections_are_not_shared():
+    first = parse({})
+    first.models["other"] = ModelConfig()
+    assert list(parse({}).models) == ["base"]
+
+
+def test_an_agent_that_is_not_listed_is_on_the_first_model():
+    config = parse({"models": {"small": {}}})
+    assert config.agent("default") == AgentConfig(model="small")
+    config = parse({"agents": {"solver": {"model": "base", "invalid_penalty": 0.1}}})
+    assert config.agent("solver").invalid_penalty == 0.1
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ({"agnets": {}}, "drmas.agnets: unknown key; did you mean 'agents'?"),
+        ({"agents": {"solver": {"modle": "base"}}}, "drmas.agents.solver.modle: unknown key; did you mean 'model'?"),
+        (
+            {"agents": {"solver": {"model": "base", "sampling": {"temprature": 1}}}},
+            "drmas.agents.solver.sampling.temprature: unknown key; did you mean 'temperature'?",
+        ),
+        ({"advantage": {"dof": 1}}, "drmas.advantage.dof: unknown key; did you mean 'ddof'?"),
+        (
+            {"faults": {"poll_helth": 1}},
+            "drmas.faults.poll_helth: unknown key; did you mean 'poll_health'?",
+        ),
+        ({"models": {"base": {"path": "x"}}}, "drmas.models.base.path: unknown key; known: none"),
+        ({"agents": {"solver": {}}}, "drmas.agents.solver.model: missing (an agent without a model); set it"),
+        ({"agents": {"solver": {"model": "bse"}}}, "drmas.agents.solver.model is 'bse'; did you mean 'base'?"),
+        (
+            {"agents": {"solver": {"model": "big"}}, "models": {"left": {}, "right": {}}},
+            "drmas.agents.solver.model is 'big'; known: left, right",
+        ),
+        (
+            {"models": {}},
+            "drmas.models is empty; give at least one, for example `models: {base: {}}`",
+        ),
+        (
+            {"agents": {"solver": {"model": "base", "sampling": {"temperature": 0}}}},
+            "drmas.agents.solver.sampling.temperature is 0.0; training divides the logits by it, so it must be above 0",
+        ),
+        (
+            {"updates_per_step": "many"},
+            "drmas.updates_per_step: 'many' is not valid: input should be a valid integer, "
+            "unable to parse string as an integer",
+        ),
+        (
+            {"advantage": {"penalty": "Inside"}},
+            "drmas.advantage.penalty: 'Inside' is not valid: input should be 'inside' or 'outside'",
+        ),
+        ({"advantage": {"ddof": 2}}, "drmas.advantage.ddof: 2 is not valid: input should be 0 or 1"),
+        (
+            {"models": {"base": None}},
+            "drmas.models.base: None is not valid: a section is needed, such as `base: {...}`",
+        ),
+        (
+            {"workflow": "solver_verifier"},
+            "drmas.workflow: 'solver_verifier' is not valid: a section is needed, such as `workflow: {...}`",
+        ),
+        ("solver_verifier", "drmas: 'solver_verifier' is not valid: a section of keys is needed"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_key_value_and_fix(section, line):
+    assert refusal(section) == line
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan")])
+def test_a_temperature_must_be_above_zero(temperature):
+    agents = {"a": {"model": "base", "sampling": {"temperature": temperature}}}
+    assert f"temperature is {temperature};" in refusal({"agents": agents})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("updates_per_step", 0),
+        ("poll_interval", 0.0),
+        ("agents.solver.prompt_length", 0),
+        ("agents.solver.response_length", -1),
+        ("agents.solver.turn_length", 0),
+        ("agents.solver.invalid_penalty", -0.1),  # a minus would reward invalid actions
+        ("agents.solver.sampling.top_p", 1.5),
+        ("agents.solver.sampling.top_p", 0.0),
+        ("agents.solver.sampling.top_k", -2),
+        ("agents.solver.sampling.min_p", 2.0),
+        ("agents.solver.sampling.repetition_penalty", 0.0),
+        ("advantage.eps", -1e-6),
+        ("advantage.std_floor", -1.0),
+        ("faults.max_failed_share", 1.1),
+        ("faults.session_timeout", 0.0),
+        ("faults.poll_health", -1.0),
+    ],
+)
+def test_a_value_out_of_its_range_is_refused(key, value):
+    section = {"agents": {"solver": {"model": "base", "sampling": {}}}, "advantage": {}, "faults": {}}
+    *path, last = key.split(".")
+    place = section
+    for part in path:
+        place = place[part]
+    place[last] = value
+    line = refusal(section)
+    assert line.startswith(f"drmas.{key}: {value!r} is not valid: input should be ")
+
+
+def test_the_misspelling_of_a_required_key_is_shown_before_its_absence():
+    assert "modle" in refusal({"agents": {"solver": {"modle": "base", "trainable": True}}})
+
+
+def test_strict_refuses_what_only_fits_after_a_conversion():
+    assert parse({"ddof": 0, "eps": 1}, AdvantageConfig, "x", strict=True).eps == 1.0
+    assert refusal({"eps": "1"}, AdvantageConfig, "x", strict=True).startswith("x.eps: '1' is not valid:")
+
+
+def test_nearest_names_one_or_all():
+    assert nearest("solvr", ["solver", "verifier"]) == "did you mean 'solver'?"
+    assert nearest("zzz", ["solver", "verifier"]) == "known: solver, verifier"
+    assert nearest("zzz", []) == "known: none"
+
+
+def test_a_section_survives_the_way_through_plain_containers():
+    config = parse({"agents": AGENT, "updates_per_step": 2})
+    assert parse(asdict(config)) == config

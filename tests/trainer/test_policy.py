@@ -1,0 +1,183 @@
+"""How a step's rows become a fixed number of updates, each with real rows, and what a policy's configuration says."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+
+from verl_drmas.config import parse
+from verl_drmas.trainer import policy as policy_module
+from verl_drmas.trainer.policy import Policy, default_updates, feasible_updates, policy_config, spread
+
+
+@st.composite
+def steps(draw):
+    """(rows, ranks, updates, which rows of the padded batch are padding), the padding anywhere, as verl may put it."""
+    ranks = draw(st.integers(1, 4))
+    rows = draw(st.integers(1, 60))
+    updates = feasible_updates(draw(st.integers(1, 6)), rows=rows, ranks=ranks)
+    total = math.ceil(rows / (ranks * updates)) * ranks * updates
+    padding = draw(st.permutations([False] * rows + [True] * (total - rows)))
+    return rows, ranks, updates, list(padding)
+
+
+def slices(order, ranks, updates):
+    """Row numbers of each (rank, update): a rank trains its block from front to back, one slice an update."""
+    block = len(order) // ranks
+    size = block // updates
+    return {
+        (rank, update): order[rank * block + update * size :][:size] for rank in range(ranks) for update in range(updates)
+    }
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps())
+def test_spread(step):
+    rows, ranks, updates, padding = step
+    order = spread(padding, ranks=ranks, updates=updates)
+    assert sorted(order) == list(range(len(padding)))
+    parts = slices(order, ranks, updates)
+    block = len(padding) // ranks
+    for (rank, _), part in parts.items():
+        assert all(rank * block <= row < (rank + 1) * block for row in part)  # rows stay with their rank
+    for rank in range(ranks):
+        real = [row for row in order[rank * block : (rank + 1) * block] if not padding[row]]
+        assert real == sorted(real)  # and real rows keep their order
+    total = sum(padding)
+    for update in range(updates):
+        mine = [row for rank in range(ranks) for row in parts[rank, update]]
+        padded = sum(padding[row] for row in mine)
+        assert padded <= math.ceil(total / updates)
+        if rows >= updates * ranks:
+            assert len(mine) - padded >= ranks
+
+
+@given(st.integers(1, 8), st.integers(1, 200), st.integers(1, 8))
+def test_feasible_updates(wanted, rows, ranks):
+    updates = feasible_updates(wanted, rows=rows, ranks=ranks)
+    assert 1 <= updates <= wanted
+    assert updates == 1 or updates * ranks <= rows
+    if updates < wanted:
+        assert (updates + 1) * ranks > rows  # no more than needed are dropped
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rows", "ranks", "expected"), [(4, 64, 2, 4), (4, 7, 2, 3), (4, 1, 2, 1), (2, 2, 1, 2), (3, 5, 8, 1)]
+)
+def test_feasible_updates_by_hand(wanted, rows, ranks, expected):
+    assert feasible_updates(wanted, rows=rows, ranks=ranks) == expected
+
+
+def test_spread_by_hand():
+    padding = [False, False, False, True, True, False, False, False]  # two ranks, the padding at the seam
+    assert spread(padding, ranks=2, updates=2) == [0, 3, 1, 2, 5, 6, 7, 4]
+
+
+def config(**values):
+    return OmegaConf.create(
+        {
+            "data": {"train_batch_size": 8},
+            "actor_rollout_ref": {
+                "actor": {"ppo_mini_batch_size": 4, "ppo_epochs": 2},
+                "rollout": {"n": 5, "temperature": 1.0},
+            },
+            "trainer": {"v1": {"trainer_mode": "drmas_sync"}, "resume_mode": "auto", "checkpoint_callback_class": "x"},
+            "reward": {"num_workers": 3},
+            **values,
+        }
+    )
+
+
+def test_a_policys_configuration_counts_rows(monkeypatch):
+    seen = {}
+
+    def validate(config, **kwargs):
+        seen.update(mini=config.actor_rollout_ref.actor.ppo_mini_batch_size, n=config.actor_rollout_ref.rollout.n)
+
+    monkeypatch.setattr(policy_module, "validate_config", validate)
+    monkeypatch.setattr(policy_module, "need_reference_policy", lambda config: False)
+    run = config()
+    before = OmegaConf.to_container(run)
+    built = policy_config(run, parse({"faults": {"sync_timeout": 12.0}}), "base")
+    assert seen == {"mini": 4, "n": 5}  # verl's own checks saw the user's numbers
+    assert OmegaConf.to_container(run) == before
+    model = built.actor_rollout_ref
+    assert model.actor.ppo_mini_batch_size * model.rollout.n == 4 * 5
+    assert model.rollout.n == 1
+    assert model.sync_timeout == 12.0
+    assert built.trainer.resume_mode == "disable"
+    assert built.trainer.v1.trainer_mode == "sync"
+    assert built.reward.num_workers == 0
+
+
+@pytest.mark.parametrize(("prompts", "mini", "updates"), [(8, 4, 2), (8, 8, 1), (8, 16, 1), (9, 4, 2)])
+def test_default_updates_are_verls(prompts, mini, updates):
+    run = config(data={"train_batch_size": prompts})
+    run.actor_rollout_ref.actor.ppo_mini_batch_size = mini
+    assert default_updates(run) == updates
+
+
+def policy(updates, ranks, monkeypatch, stage):
+    """A `Policy` without Ray whose inherited `stage` is recorded."""
+    built = object.__new__(Policy)
+    built.model_id, built.updates_per_step, built._updates, built._rows = "base", updates, updates, 0
+    built.config = config()
+    built.actor_rollout_wg = type("Group", (), {"_dispatch_info": {"actor": list(range(ranks))}})()
+    name, function = stage
+    monkeypatch.setattr(Policy.__mro__[1], name, function)
+    return built
+
+
+def batch(rows, padding):
+    tags = [{"is_padding": p} if p else {} for p in padding]
+    return KVBatchMeta(keys=[f"k{i}" for i in range(rows)], tags=tags, partition_id="train")
+
+
+def test_balancing_pads_to_the_updates_and_spreads_the_padding(monkeypatch):
+    seen = []
+
+    def balance(self, batch, metrics, **kwargs):
+        multiple = self._get_required_batch_multiple(2)
+        seen.append(multiple)
+        total = math.ceil(len(batch) / multiple) * multiple
+        padding = [False] * len(batch) + [True] * (total - len(batch))
+        return batch_of(total, padding)
+
+    batch_of = batch
+    built = policy(3, 2, monkeypatch, ("_balance_batch", balance))
+    balanced = built._balance_batch(batch(19, [False] * 19), {})
+    assert seen == [6]
+    assert len(balanced) == 24
+    parts = slices([tag.get("is_padding", False) for tag in balanced.tags], 2, 3)
+    per_update = [sum(sum(parts[rank, update]) for rank in range(2)) for update in range(3)]
+    assert sorted(per_update) == [1, 2, 2]
+    assert [tag.get("is_padding", False) for tag in balanced.tags] == [
+        int(key[1:]) >= 19 for key in balanced.keys
+    ]  # tags move with their keys
+
+
+def test_few_rows_make_fewer_updates(monkeypatch):
+    built = policy(4, 2, monkeypatch, ("_balance_batch", lambda self, batch, metrics: batch))
+    built._rows = 5
+    assert built._get_required_batch_multiple(2) == 4  # two updates of two ranks
+    assert built._updates == 2
+
+
+def test_an_update_is_an_equal_share_of_the_rows_and_is_logged(monkeypatch):
+    def update(self, batch, metrics):
+        metrics["mini"] = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+        metrics["actor/grad_norm"] = 0.5
+        return batch
+
+    built = policy(3, 2, monkeypatch, ("_update_actor", update))
+    metrics = {}
+    built._update_actor(batch(24, [i >= 19 for i in range(24)]), metrics)
+    assert metrics["mini"] == 8
+    prefix = "drmas/model/base"
+    assert metrics[f"{prefix}/rows"] == 19
+    assert metrics[f"{prefix}/padding_share"] == pytest.approx(5 / 24)
+    assert metrics[f"{prefix}/updates"] == 6  # three a step, two epochs
+    assert metrics[f"{prefix}/grad_norm"] == 0.5

@@ -1,0 +1,230 @@
+"""A weight update outlives a dead server without leaving the other ranks alone, and rows keep their temperature."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import zmq
+from ray.exceptions import ActorDiedError, RayTaskError
+from tensordict import TensorDict
+from verl.single_controller.base.decorator import MAGIC_ATTR
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.rollout.utils import ensure_async_iterator
+
+from verl_drmas.trainer.worker import GuardedRollout, TeamActorRolloutRefWorker, use_row_temperature
+
+OPTIONS = (zmq.RCVTIMEO, zmq.SNDTIMEO)
+
+
+class EngineDeadError(Exception):
+    """Named as vLLM's."""
+
+
+class Adapter:
+    """verl's server adapter: takes `take` tensors of the stream, then raises `error`, as a sender that fails does."""
+
+    replica_rank = 1
+
+    def __init__(self, error=None, take=99, wake_error=None):
+        self.error, self.take, self.wake_error = error, take, wake_error
+        self.sent, self.woken, self.options, self.arguments = [], [], [], None
+
+    async def resume(self, tags):
+        self.woken.append(tags)
+        if self.wake_error is not None:
+            raise self.wake_error
+
+    async def update_weights(self, weights, **kwargs):
+        self.arguments = kwargs
+        context = zmq.Context.instance()
+        self.options.append([context.sockopts.get(option) for option in OPTIONS])
+        async for name, _ in ensure_async_iterator(weights):
+            if len(self.sent) == self.take:
+                break
+            self.sent.append(name)
+        if self.error is not None:
+            raise self.error
+
+
+class Weights:
+    """The gather over all ranks: each step must be taken by every rank."""
+
+    def __init__(self, count=5):
+        self.count, self.gathered, self.closed = count, 0, False
+
+    def __iter__(self):
+        try:
+            for i in range(self.count):
+                self.gathered += 1
+                yield f"w{i}", torch.zeros(1)
+        except GeneratorExit:
+            self.closed = True
+            raise
+
+
+def update(guard, weights, **kwargs):
+    asyncio.run(guard.update_weights(iter(weights), **kwargs))
+
+
+def test_a_healthy_server_gets_everything():
+    adapter, weights = Adapter(), Weights()
+    update(GuardedRollout(adapter, 30.0), weights, global_steps=3, peft_config=None)
+    assert adapter.sent == ["w0", "w1", "w2", "w3", "w4"]
+    assert adapter.arguments == {"global_steps": 3, "peft_config": None}
+
+
+DEATHS = {
+    "no answer in time": zmq.Again(),
+    "the actor died": ActorDiedError(),
+    "the engine died": RayTaskError("collective_rpc", "trace", EngineDeadError()),
+}
+
+
+@pytest.mark.parametrize("take", [0, 2, 99])
+@pytest.mark.parametrize("death", DEATHS.values(), ids=DEATHS)
+def test_a_server_that_dies_meanwhile_still_drains_the_gather(death, take):
+    adapter, weights = Adapter(death, take), Weights()
+    guard = GuardedRollout(adapter, 30.0)
+    update(guard, weights)
+    assert weights.gathered == 5
+    assert not weights.closed
+    assert guard.dead
+    assert len(adapter.sent) == min(take, 5)
+
+
+def test_a_dead_server_gets_nothing_and_the_gather_goes_on():
+    adapter, weights = Adapter(), Weights()
+    guard = GuardedRollout(adapter, 30.0)
+    guard.dead = True
+    update(guard, weights)
+    asyncio.run(guard.resume(tags=["weights"]))
+    assert (adapter.sent, adapter.woken, weights.gathered) == ([], [], 5)
+
+
+@pytest.mark.parametrize("error", [ValueError("too large"), RayTaskError("x", "trace", ValueError("too large"))])
+def test_other_errors_are_not_hidden(error):
+    guard = GuardedRollout(Adapter(error), 30.0)
+    with pytest.raises(type(error)):
+        update(guard, Weights())
+    assert not guard.dead
+
+
+def test_a_server_found_dead_at_wake_up_does_not_stop_the_gather_that_follows():
+    adapter, weights = Adapter(wake_error=ActorDiedError()), Weights()
+    guard = GuardedRollout(adapter, 30.0)
+    asyncio.run(guard.resume(tags=["weights"]))
+    update(guard, weights)
+    assert guard.dead
+    assert (adapter.sent, weights.gathered) == ([], 5)
+
+
+def test_another_error_at_wake_up_is_not_hidden():
+    guard = GuardedRollout(Adapter(wake_error=ValueError("no such tag")), 30.0)
+    with pytest.raises(ValueError, match="no such tag"):
+        asyncio.run(guard.resume(tags=["x"]))
+
+
+@pytest.mark.parametrize("error", [None, zmq.Again(), ValueError()])
+@pytest.mark.parametrize("before", [None, 1234])
+def test_sockets_have_a_time_out_meanwhile_and_not_afterwards(error, before):
+    context = zmq.Context.instance()
+    if before is not None:
+        context.setsockopt(zmq.RCVTIMEO, before)
+    try:
+        adapter = Adapter(error)
+        try:
+            update(GuardedRollout(adapter, 1.5), Weights())
+        except ValueError:
+            assert isinstance(error, ValueError)
+        assert adapter.options == [[1500, 1500]]
+        assert context.sockopts.get(zmq.RCVTIMEO) == before
+        assert zmq.SNDTIMEO not in context.sockopts
+    finally:
+        context.sockopts.pop(zmq.RCVTIMEO, None)
+
+
+def test_verls_own_sender_gives_up_on_a_server_that_never_answers(tmp_path):
+    """The real one: it opens its socket from the shared context and sets no time-out."""
+    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+
+    class Real(Adapter):
+        async def update_weights(self, weights, **kwargs):
+            sender = BucketedWeightSender(f"ipc://{tmp_path}/w.sock", bucket_size_mb=1, use_shm=True)
+            await sender.async_send_weights(weights)
+
+    weights, guard = Weights(), GuardedRollout(Real(), 0.05)
+    thread = threading.Thread(target=update, args=(guard, weights), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert guard.dead
+    assert weights.gathered == 5
+
+
+def test_what_verl_sets_and_reads_is_the_adapters():
+    adapter = Adapter()
+    guard = GuardedRollout(adapter, 30.0)
+    guard.sleep_level = 1
+    assert adapter.sleep_level == 1
+    assert guard.replica_rank == 1
+    guard.dead = True
+    assert not hasattr(adapter, "dead")
+
+
+@pytest.mark.parametrize(("replica", "dead"), [(1, True), (0, False)])
+def test_the_named_server_is_dropped(replica, dead):
+    worker = SimpleNamespace(rollout=GuardedRollout(Adapter(), 30.0))
+    TeamActorRolloutRefWorker.drop_server(worker, replica)
+    assert worker.rollout.dead is dead
+    TeamActorRolloutRefWorker.drop_server(SimpleNamespace(rollout=None), replica)
+
+
+# -- a temperature per row ---------------------------------------------------------------------------------------------
+
+
+def data(**fields):
+    td = TensorDict({"input_ids": torch.zeros(3, 2), **fields}, batch_size=3)
+    tu.assign_non_tensor_data(td, "temperature", 1.0)  # as verl's trainer puts the run's
+    return td
+
+
+def test_rows_with_a_temperature_are_trained_with_it():
+    td = use_row_temperature(data(row_temperature=torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)))
+    assert td["temperature"].tolist() == [0.5, 1.0, 1.5]
+    assert td["temperature"].dtype == torch.float32
+    assert td[1:]["temperature"].tolist() == [1.0, 1.5]  # a mini-batch takes its own rows'
+
+
+def test_a_column_of_temperatures_is_flattened():
+    td = use_row_temperature(data(row_temperature=torch.tensor([[0.5], [1.0], [1.5]])))
+    assert td["temperature"].shape == (3,)
+
+
+def test_rows_without_keep_the_runs():
+    td = use_row_temperature(data())
+    assert tu.get_non_tensor_data(td, "temperature", None) == 1.0
+
+
+@pytest.mark.parametrize("method", ["compute_log_prob", "compute_ref_log_prob", "update_actor"])
+def test_the_stages_hand_the_temperature_on_and_are_dispatched_as_verls(method, monkeypatch):
+    seen = []
+    monkeypatch.setattr(ActorRolloutRefWorker, method, lambda self, td: seen.append(td["temperature"].tolist()) or td)
+    worker = object.__new__(TeamActorRolloutRefWorker)
+    td = data(row_temperature=torch.tensor([0.5, 1.0, 1.5]))
+    assert getattr(worker, method)(td) is td
+    assert seen == [[0.5, 1.0, 1.5]]
+
+
+@pytest.mark.parametrize("method", ["init_model", "compute_log_prob", "compute_ref_log_prob", "update_actor"])
+def test_overridden_methods_are_dispatched_as_verls(method):
+    ours, theirs = (getattr(getattr(c, method), MAGIC_ATTR) for c in (TeamActorRolloutRefWorker, ActorRolloutRefWorker))
+    assert ours["blocking"] == theirs["blocking"]
+    assert ours["execute_mode"] == theirs["execute_mode"]
+
+    def shape(mode):
+        return {k: (f.func, f.args) for k, f in mode.items()} if isinstance(mode, dict) else mode
+
+    assert shape(ours["dispatch_mode"]) == shape(theirs["dispatch_mode"])
