@@ -28,7 +28,8 @@ def files(tmp_path_factory):
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    return [f"data.train_files={data}", f"data.val_files={data}", f"actor_rollout_ref.model.path={model}"]
+    files = [f"data.train_files={data}", f"data.val_files={data}", f"actor_rollout_ref.model.path={model}"]
+    return [*files, "data.train_batch_size=4"]
 
 
 @pytest.fixture(scope="session")
@@ -228,6 +229,8 @@ REFUSED = {
     "distillation.enabled": [{"distillation.enabled": True}],
     "critic.enable": [{"critic.enable": True}],
     "trainer.v1.drmas_sync.parameter_sync_step": [{"trainer.v1.drmas_sync.parameter_sync_step": 2}],
+    "actor_rollout_ref.actor.shuffle": [{"actor_rollout_ref.actor.shuffle": True}],
+    "drmas.request_seed": [{f"{ROLLOUT}.name": "sglang"}],  # the CPU runtime's seed
     "actor_rollout_ref.model.use_fused_kernels": [
         {
             "actor_rollout_ref.model.use_fused_kernels": True,
@@ -264,7 +267,7 @@ def test_every_switch_that_can_be_refused_has_its_case():
 
 def test_every_switch_is_a_key_of_verls(composed):
     absent = object()
-    keys = {s.key for s in SWITCHES if "drmas_sync" not in s.key}  # a mode's own section is optional
+    keys = {s.key for s in SWITCHES if "drmas" not in s.key}  # a mode's own section is optional
     found = {k for k in keys if OmegaConf.select(composed["stock"], k, default=absent) is not absent}
     assert found == keys
 
@@ -390,7 +393,7 @@ def test_a_cpu_config_without_the_cpu_platform_is_refused(make, monkeypatch):
 def test_an_engine_that_is_not_installed_is_refused(make, monkeypatch, engine, extra):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == engine else found(name, *a))
-    line = refusal(make(**{f"{ROLLOUT}.name": engine}))
+    line = refusal(make(**{f"{ROLLOUT}.name": engine, "drmas.request_seed": None}))
     assert line == f"{ROLLOUT}.name is '{engine}', which is not installed; pip install 'verl-drmas[{extra}]'"
 
 
@@ -444,11 +447,26 @@ def test_data_that_only_verl_can_read_is_left_to_it(make, tmp_path):
     prepare(make(**own))
 
 
+def test_a_batch_larger_than_the_data_would_never_be_full(make, tmp_path):
+    assert refusal(make(**{"data.train_batch_size": 5})) == (
+        "data.train_batch_size is 5, but data.train_files has 4 rows, less than one batch: lower it"
+    )
+    file = OmegaConf.select(make(), "data.train_files")
+    more = write_rows([prompt_row("1+1", "2", data_source="sums", split="train", index=9)], tmp_path / "more.parquet")
+    prepare(make(**{"data.train_batch_size": 5, "data.train_files": [file, str(more)]}))
+
+
+def test_seeds_need_an_index_for_every_row(make):
+    twice = [OmegaConf.select(make(), "data.train_files")] * 2
+    assert "extra_info.index repeats; seeds are hashed from it" in refusal(make(**{"data.train_files": twice}))
+    prepare(make(**{"data.train_files": twice, "drmas.request_seed": None}))
+
+
 def test_the_prompt_column_may_have_another_name(make, tmp_path):
     row = prompt_row("1+1", "2", data_source="sums", split="train", index=0)
     row["messages"] = row.pop("prompt")
     file = rows_file(tmp_path / "named.parquet", [row])
-    both = {"data.train_files": file, "data.val_files": file}
+    both = {"data.train_files": file, "data.val_files": file, "data.train_batch_size": 1}
     assert "no column 'prompt'" in refusal(make(**both))
     prepare(make(**both, **{"data.prompt_key": "messages"}))
 
@@ -467,7 +485,7 @@ def test_the_callback_lets_no_error_pass_as_a_warning(make, monkeypatch, caplog)
         raise ZeroDivisionError("of\nours")
 
     monkeypatch.setattr("verl_drmas.hydra_callback.prepare", broken)
-    with pytest.raises(SystemExit, match="^verl-drmas: ZeroDivisionError: of ours$"):
+    with pytest.raises(SystemExit, match=r"^verl-drmas: ZeroDivisionError: of ours$"):
         DrmasCallback().on_run_start(make())
     assert "ZeroDivisionError" in caplog.text
 

@@ -84,6 +84,9 @@ def test_verls_switches_are_listed_only_when_they_are_turned(check):
     assert "std: none" in text
 
 
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -92,7 +95,10 @@ def test_verls_switches_are_listed_only_when_they_are_turned(check):
         (["+drmas=arithmetic", "trainer.v1.trainer_mode=sync"], "set trainer.v1.trainer_mode=drmas_sync"),
         (["+drmas=arithmetic", "data.train_files=${nothing}"], "Interpolation key 'nothing' not found"),
         (["+drmas=arithmetic", "trainer.no_such_key=1"], "Could not override 'trainer.no_such_key'"),
-        (["+drmas=arithmetic", "data.train_batch_size=1"], "verl refuses the configuration: "),
+        (
+            ["+drmas=arithmetic", f"{ROLLOUT}.val_kwargs.do_sample=true", f"{ROLLOUT}.temperature=0"],
+            "verl refuses the ",
+        ),
         (["+drmas=arithmetic", "--multirun"], "--multirun: not a flag of check; give the arguments of main_ppo"),
         (["+drmas=arithmetic", "--config-dir", "/no/folder"], "/no/folder: no such folder"),
     ],

@@ -27,9 +27,9 @@ def test_help_names_the_commands_and_imports_nothing_heavy():
 @pytest.mark.parametrize("status", [0, 3])
 def test_check_hands_on_every_argument(monkeypatch, status):
     seen = []
-    module = ModuleType("verl_drmas.check")
+    module = ModuleType("verl_drmas.check_command")
     module.main = lambda arguments: seen.extend(arguments) or status
-    monkeypatch.setitem(sys.modules, "verl_drmas.check", module)
+    monkeypatch.setitem(sys.modules, "verl_drmas.check_command", module)
     arguments = ["--config-name", "drmas_math", "-cd", "here", "+drmas=solver_verifier", "~data.x", "a.b='c d'"]
     assert run("check", *arguments).exit_code == status
     assert seen == arguments

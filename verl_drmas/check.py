@@ -51,7 +51,7 @@ def prepare(config: DictConfig) -> Prepared:
     prepared = _prepare(config)
     check_machine(config)
     check_model(config)
-    check_data(config, prepared.workflow)
+    check_data(config, seeded=prepared.section.request_seed is not None)
     return prepared
 
 
@@ -224,13 +224,13 @@ def _has_accelerator() -> bool:
     return torch.cuda.is_available() or importlib.util.find_spec("torch_npu") is not None
 
 
-def check_data(config: DictConfig, workflow: type[Workflow] | None) -> None:
-    """The data files exist, have rows, and every row a gold if the workflow needs one.
+def check_data(config: DictConfig, seeded: bool) -> None:
+    """The data files exist, every row has a gold and, for seeds, an index of its own, and the rows fill a batch.
 
     Raises:
         ConfigError: Names file, row and fix.
     """
-    from verl_drmas.data.parquet import check_prompts
+    from verl_drmas.data.parquet import check_indices, check_prompts
 
     if get(config, "data.custom_cls.path"):
         return  # a data set class of the user's own reads what it likes
@@ -240,6 +240,7 @@ def check_data(config: DictConfig, workflow: type[Workflow] | None) -> None:
         if value is None:
             raise ConfigError(f"{key} is not set")
         files = [value] if isinstance(value, str) else list(value)
+        rows = 0
         for pattern in files:
             path = os.path.expanduser(str(pattern))
             if "://" in path:
@@ -247,6 +248,16 @@ def check_data(config: DictConfig, workflow: type[Workflow] | None) -> None:
             if glob.has_magic(path):
                 raise ConfigError(f"{key}: {pattern!r} is a pattern; verl takes file names")
             try:
-                check_prompts([path], prompt_key=prompt_key)
+                rows += check_prompts([path], prompt_key=prompt_key)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{key}: {error}") from None
+        if seeded:
+            try:
+                check_indices([os.path.expanduser(str(file)) for file in files])
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{key}: {error}") from None
+        batch = int(get(config, "data.gen_batch_size") or get(config, "data.train_batch_size", 1))
+        if key == "data.train_files" and rows < batch and not any("://" in str(file) for file in files):
+            raise ConfigError(
+                f"data.train_batch_size is {batch}, but data.train_files has {rows} rows, less than one batch: lower it"
+            )

@@ -248,7 +248,7 @@ NAMES: tuple[Name, ...] = (
         "verl.single_controller.ray",
         "RayWorkerGroup",
         "telling and ending the workers",
-        members={"execute_all_async": "method_name", "workers": ""},
+        members={"workers": ""},
         attributes="_dispatch_info",
     ),
     Name(

@@ -106,7 +106,7 @@ class FaultConfig:
     """What a run survives and when it stops.
 
     Attributes:
-        session_timeout: Seconds until a session counts as failed.
+        session_timeout: Seconds until a session counts as failed; a call it waits for runs on to its token limit.
         max_failed_share: Share of a step's sessions that may fail before the run stops.
         stall_timeout: Seconds without any session ending before the run stops.
         poll_health: Seconds between looks at the servers' `/health`; 0 turns the watchdog off.
@@ -119,7 +119,7 @@ class FaultConfig:
     stall_timeout: PositiveFloat = 3600.0
     poll_health: NonNegativeFloat = 5.0
     hang_timeout: PositiveFloat = 120.0
-    sync_timeout: PositiveFloat = 300.0
+    sync_timeout: PositiveFloat = 120.0
 
 
 @dataclass(config=STRICT)

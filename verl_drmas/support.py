@@ -105,6 +105,16 @@ SWITCHES = (
         default=1,
     ),
     Switch(
+        "actor_rollout_ref.actor.shuffle",
+        "refused: it undoes the spreading of padding rows, and an update of padding only has no tokens to average over",
+        lambda c, _: bool(get(c, "actor_rollout_ref.actor.shuffle", False)),
+    ),
+    Switch(
+        "drmas.request_seed",
+        "supported with vllm: verl hands sampling parameters on as they are, and sglang's name for a seed is another",
+        lambda c, d: d.request_seed is not None and get(c, "actor_rollout_ref.rollout.name") == "sglang",
+    ),
+    Switch(
         "actor_rollout_ref.model.use_fused_kernels",
         "supported unless agents sample at different temperatures: the fused loss takes one temperature",
         lambda c, d: bool(get(c, "actor_rollout_ref.model.use_fused_kernels", False)) and mixes_temperature(c, d),

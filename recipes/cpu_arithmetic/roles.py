@@ -90,11 +90,13 @@ class Lessons:
     """Supervised pairs for a set of problems, truthful ones and their opposites, row by row for the same prompts.
 
     Attributes:
+        problems: each problem's sum, once; to measure the solver by.
         solver: each problem's sum, and a near miss, once for each near miss.
         right: right proposals, accepted and rejected.
         wrong: near misses, rejected and accepted.
     """
 
+    problems: Table
     solver: tuple[Table, Table]
     right: tuple[Table, Table]
     wrong: tuple[Table, Table]
@@ -113,4 +115,5 @@ class Lessons:
             opposite = [(prompt, false) for prompt, _, false in rows]
             return tokenise(truthful, tokenizer, longest), tokenise(opposite, tokenizer, longest)
 
-        return cls(both(solver), both(right), both(wrong))
+        asked = tokenise([(solver_prompt(p.question), str(p.truth)) for p in problems], tokenizer, longest)
+        return cls(asked, both(solver), both(right), both(wrong))

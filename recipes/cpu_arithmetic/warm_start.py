@@ -118,8 +118,8 @@ def measure(model: PreTrainedModel, lessons: Lessons) -> Measures:
         the mean of the two: exact probabilities, averaged over the lessons' prompts.
     """
     solver, right, wrong = (
-        sequence_log_prob(model, truthful).exp().mean().item()
-        for truthful, _ in (lessons.solver, lessons.right, lessons.wrong)
+        sequence_log_prob(model, table).exp().mean().item()
+        for table in (lessons.problems, lessons.right[0], lessons.wrong[0])
     )
     return {
         "solver": round(solver, 4),

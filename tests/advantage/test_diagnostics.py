@@ -30,9 +30,9 @@ def test_agent_diagnostics_by_hand():
     mass = np.abs(advantage) * TOKENS
     assert got["searcher"] == pytest.approx(
         {
-            "inflation/mean": factor,
-            "inflation/max": factor,
-            "inflation/undefined_prompts": 1,
+            "inflation_factor/mean": factor,
+            "inflation_factor/max": factor,
+            "inflation_factor/undefined_prompts": 1,
             "group_size/mean": 4,
             "group_size/min": 2,
             "group_size/max": 6,
@@ -47,7 +47,7 @@ def test_agent_diagnostics_by_hand():
         },
         rel=1e-12,
     )
-    assert got["answerer"]["inflation/mean"] == pytest.approx(1.0)
+    assert got["answerer"]["inflation_factor/mean"] == pytest.approx(1.0)
     assert got["answerer"]["group_size/mean"] == 2.5
     assert sum(agent["advantage_mass_share"] for agent in got.values()) == pytest.approx(1.0)
 
@@ -56,8 +56,8 @@ def test_factor_is_absent_where_no_prompt_has_spread():
     got = agent_diagnostics(
         [0.1] * 5, np.zeros(5), uid=[0] * 5, session=[0, 0, 0, 1, 2], agent_id=["a"] * 4 + ["b"], tokens=np.ones(5)
     )
-    assert "inflation/mean" not in got["a"]
-    assert got["a"]["inflation/undefined_prompts"] == 1
+    assert "inflation_factor/mean" not in got["a"]
+    assert got["a"]["inflation_factor/undefined_prompts"] == 1
     assert got["a"]["zero_std_share"] == got["b"]["zero_std_share"] == 1.0
     assert got["a"]["advantage_mass_share"] == 0.0
 
@@ -68,8 +68,8 @@ def test_factor_averages_over_prompts():
     rows += [(1, 0, 1.0), (1, 1, 0.0)]
     uid, session, rewards = zip(*rows, strict=True)
     got = agent_diagnostics(rewards, np.zeros(8), uid=uid, session=session, agent_id=["a"] * 8, tokens=np.ones(8))["a"]
-    assert got["inflation/mean"] == pytest.approx((0.75 + 1.0) / 2)
-    assert got["inflation/max"] == pytest.approx(1.0)
+    assert got["inflation_factor/mean"] == pytest.approx((0.75 + 1.0) / 2)
+    assert got["inflation_factor/max"] == pytest.approx(1.0)
 
 
 def test_shadow_of_the_estimator_in_use_is_itself():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -71,10 +72,8 @@ class Run:
 
     def kill(self) -> None:
         """End the job's whole process group; Ray's daemons live in it."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait(30)
         subprocess.run(["pkill", "-9", "-f", str(self.folder / "ray")], check=False)
 

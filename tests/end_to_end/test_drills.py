@@ -8,7 +8,6 @@ import subprocess
 import time
 
 import pytest
-
 from launch import Run, start
 
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(900)]

@@ -45,6 +45,7 @@ def test_lessons_hold_the_prompts_of_training_with_true_and_opposite_answers(lla
     def texts(table):
         return {tokenizer.decode(row[row != tokenizer.pad_token_id]) for row in table.ids}
 
+    assert texts(lessons.problems) == {"S:3+4=7<eos>"} and len(lessons.problems) == 1
     assert texts(lessons.solver[0]) == {"S:3+4=7<eos>"}
     assert texts(lessons.solver[1]) == {f"S:3+4={wrong}<eos>" for wrong in (5, 6, 8, 9, 17)}
     assert texts(lessons.right[0]) == {"V:3+4=7?y<eos>"}
@@ -76,7 +77,7 @@ def test_measures_of_a_model_that_always_says_yes():
     lessons = Lessons.of([Problem("3+4", 7), Problem("5+5", 10)], tokenizer)
     accepting = roles.stack([lessons.right[0], lessons.wrong[1]])
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(30):
+    for _ in range(60):
         optimiser.zero_grad()
         (-warm_start.sequence_log_prob(model, accepting).mean()).backward()
         optimiser.step()
@@ -103,7 +104,7 @@ def test_writes_everything_and_reuses_it(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_start, "train_model", must_not_train)
     assert warm_start.warm_start(tmp_path, QUICK) == made
     with pytest.raises(AssertionError, match="trained again"):
-        warm_start.warm_start(tmp_path, dataclasses.replace(QUICK, seed=2))
+        warm_start.warm_start(tmp_path, dataclasses.replace(QUICK, noisy_rate=2e-4))
 
 
 def test_equal_seeds_give_equal_weights_and_other_seeds_others():

@@ -104,15 +104,15 @@ def test_a_stuck_call_does_not_hold_up_the_others():
 
 
 def test_async_leaves_the_event_loop_free():
+    beats = 0
+
+    async def heart():
+        nonlocal beats
+        while True:
+            await asyncio.sleep(0.01)
+            beats += 1
+
     async def session():
-        longest, last = 0.0, time.monotonic()
-
-        async def heart():
-            nonlocal longest, last
-            while True:
-                await asyncio.sleep(0.01)
-                longest, last = max(longest, time.monotonic() - last), time.monotonic()
-
         beat = asyncio.create_task(heart())
         scores = await asyncio.gather(
             math_score_async(STUCK, "3", timeout=1.0),
@@ -120,11 +120,10 @@ def test_async_leaves_the_event_loop_free():
             math_score_async("nothing", "0.5"),
         )
         beat.cancel()
-        return [score.reason for score in scores], longest
+        return [score.reason for score in scores]
 
-    reasons, longest = asyncio.run(session())
-    assert reasons == ["timeout", "equal", "no_box"]
-    assert longest < 0.5
+    assert asyncio.run(session()) == ["timeout", "equal", "no_box"]
+    assert beats >= 20  # about 100 on an idle machine, 0 or 1 when a call blocks the loop
 
 
 @settings(deadline=None, max_examples=40)

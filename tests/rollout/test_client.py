@@ -42,7 +42,7 @@ class Handle:
             done = asyncio.get_running_loop().create_future()
             try:
                 done.set_result(getattr(self._target, name)(*args, **kwargs))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  the caller gets it, as from Ray
                 done.set_exception(error)
             return done
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from recipes.cpu_arithmetic.tiny_model import byte_tokenizer
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
+from recipes.cpu_arithmetic.tiny_model import byte_tokenizer
 from verl_drmas.config import parse
 from verl_drmas.rollout.team import Engine, TrainingTeam, mixed_temperature
 from verl_drmas.workflows import Outcome, SessionFailed, Task, Workflow
@@ -340,7 +340,9 @@ def test_parallel_agents_have_the_same_paths_whoever_ends_first(slow):
     questions = [[{"role": "user", "content": f"Say {i}."}] for i in range(3)]
 
     async def workflow(task, team):
-        await asyncio.gather(*(team[a].act(q) for a, q in zip(("solver", "verifier", "solver"), questions, strict=True)))
+        await asyncio.gather(
+            *(team[a].act(q) for a, q in zip(("solver", "verifier", "solver"), questions, strict=True))
+        )
         return Outcome(1.0)
 
     client = Client([lambda prompt: prompt[prompt.index("Say") :][:6]], delays={slow: 0.02})

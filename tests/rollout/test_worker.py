@@ -114,7 +114,8 @@ def test_parallel_sessions_do_not_share_the_validation_flag(worker):
 
     async def both():
         tasks = [
-            asyncio.create_task(worker._run_agent_loop({}, {"validate": v}, agent_name="x")) for v in (True, False, True)
+            asyncio.create_task(worker._run_agent_loop({}, {"validate": v}, agent_name="x"))
+            for v in (True, False, True)
         ]
         await asyncio.gather(*tasks)
 

@@ -29,7 +29,9 @@ def slices(order, ranks, updates):
     block = len(order) // ranks
     size = block // updates
     return {
-        (rank, update): order[rank * block + update * size :][:size] for rank in range(ranks) for update in range(updates)
+        (rank, update): order[rank * block + update * size :][:size]
+        for rank in range(ranks)
+        for update in range(updates)
     }
 
 

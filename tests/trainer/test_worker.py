@@ -13,6 +13,7 @@ from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.utils import ensure_async_iterator
+from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
 
 from verl_drmas.trainer.worker import GuardedRollout, TeamActorRolloutRefWorker, use_row_temperature
 
@@ -146,13 +147,16 @@ def test_sockets_have_a_time_out_meanwhile_and_not_afterwards(error, before):
         context.sockopts.pop(zmq.RCVTIMEO, None)
 
 
-def test_verls_own_sender_gives_up_on_a_server_that_never_answers(tmp_path):
+def test_verls_own_sender_gives_up_on_a_server_that_never_answers(tmp_path, monkeypatch):
     """The real one: it opens its socket from the shared context and sets no time-out."""
-    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+    device = SimpleNamespace(synchronize=lambda: None, empty_cache=lambda: None)
+    monkeypatch.setattr(bucketed_weight_transfer, "get_torch_device", lambda: device)
+    monkeypatch.setattr(bucketed_weight_transfer, "is_support_ipc", lambda: False)
 
     class Real(Adapter):
         async def update_weights(self, weights, **kwargs):
-            sender = BucketedWeightSender(f"ipc://{tmp_path}/w.sock", bucket_size_mb=1, use_shm=True)
+            handle = f"ipc://{tmp_path}/w.sock"
+            sender = bucketed_weight_transfer.BucketedWeightSender(handle, bucket_size_mb=1, use_shm=True)
             await sender.async_send_weights(weights)
 
     weights, guard = Weights(), GuardedRollout(Real(), 0.05)

@@ -30,10 +30,12 @@ SOLUTIONS = st.sampled_from(["7", "8", "17", "07", "", "x", "7 ", "-7", "7y", "Â
 
 
 @settings(deadline=None)  # two busy cores
-@given(st.lists(SOLUTIONS, min_size=8, max_size=8), st.integers(0, 1000), st.integers(0, 1000))
-def test_a_group_of_eight_holds_four_right_proposals_whatever_the_solver_says(solutions, index, step):
-    shown = [play(text, index=index, session=s, step=step)[3] for s, text in enumerate(solutions)]
-    assert sum(proposal == "7" for proposal in shown) == 4
+@given(
+    st.lists(SOLUTIONS, min_size=8, max_size=8), st.sampled_from(["7", "0"]), st.integers(0, 1000), st.integers(0, 1000)
+)
+def test_a_group_of_eight_holds_four_right_proposals_whatever_the_solver_says(solutions, truth, index, step):
+    shown = [play(text, answer=truth, index=index, session=s, step=step)[3] for s, text in enumerate(solutions)]
+    assert sum(proposal == truth for proposal in shown) == 4
 
 
 @settings(deadline=None)  # two busy cores

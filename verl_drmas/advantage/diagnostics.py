@@ -48,8 +48,8 @@ def agent_diagnostics(
         tokens: Trained tokens of each row (rows,).
 
     Returns:
-        By agent: `inflation/mean` and `inflation/max` over the agent's prompts with a defined F (absent if there are
-        none), `inflation/undefined_prompts` (the others: no spread between sessions), `group_size/mean`, `/min`,
+        By agent: `inflation_factor/mean` and `/max` over the agent's prompts with a defined F (absent if there are
+        none), `inflation_factor/undefined_prompts` (the others: no spread between sessions), `group_size/mean`, `/min`,
         `/max` in rows, `zero_std_share` (of the agent's groups: constant or of one row), `advantage_mass_share`
         (the agent's sum of |advantage| * tokens over that of all agents), `advantage_abs/mean` and `/max`.
 
@@ -78,7 +78,7 @@ def agent_diagnostics(
     for code, name in enumerate(names):
         mine, my_rows = agent_of_group == code, agents.of_row == code
         metrics = {
-            "inflation/undefined_prompts": float(np.count_nonzero(mine & ~defined)),
+            "inflation_factor/undefined_prompts": float(np.count_nonzero(mine & ~defined)),
             "group_size/mean": float(size[mine].mean()),
             "group_size/min": float(size[mine].min()),
             "group_size/max": float(size[mine].max()),
@@ -88,8 +88,8 @@ def agent_diagnostics(
             "advantage_abs/max": float(magnitude[my_rows].max()),
         }
         if (mine & defined).any():
-            metrics["inflation/mean"] = float(factor[mine & defined].mean())
-            metrics["inflation/max"] = float(factor[mine & defined].max())
+            metrics["inflation_factor/mean"] = float(factor[mine & defined].mean())
+            metrics["inflation_factor/max"] = float(factor[mine & defined].max())
         result[name] = metrics
     return result
 

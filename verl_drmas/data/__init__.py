@@ -1,0 +1,1 @@
+"""Builds and checks the prompt files that training and validation read."""

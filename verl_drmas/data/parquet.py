@@ -109,6 +109,34 @@ def check_prompts(files: str | os.PathLike | Iterable[str | os.PathLike], *, pro
     return sum(_check_file(file, prompt_key) for file in files if "://" not in str(file))
 
 
+def check_indices(files: Iterable[str | os.PathLike]) -> None:
+    """Check that every row has an `extra_info.index` of its own, over all files together.
+
+    verl gives a row without one the index 0; seeds that are hashed from it would then be the same for every prompt.
+
+    Args:
+        files: value of `data.train_files`; remote addresses are passed over.
+
+    Raises:
+        ValueError: one line that names the file and the fix.
+    """
+    seen = 0
+    indices: set[int] = set()
+    for file in files:
+        if "://" in str(file):
+            continue
+        path = _existing(file)
+        table = _columns(path, "extra_info")
+        column = table["extra_info"].combine_chunks() if "extra_info" in table.column_names else None
+        if column is None or not pa.types.is_struct(column.type) or column.type.get_field_index("index") < 0:
+            raise ValueError(f"{path}: no extra_info.index; seeds are hashed from it: number the rows")
+        values = pc.struct_field(column, "index")
+        seen += len(values)
+        indices.update(values.to_pylist())
+        if None in indices or len(indices) < seen:
+            raise ValueError(f"{path}: extra_info.index repeats; seeds are hashed from it: number the rows anew")
+
+
 def _check_file(file: str | os.PathLike, prompt_key: str) -> int:
     path = _existing(file)
     table = _columns(path, prompt_key)

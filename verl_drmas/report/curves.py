@@ -76,7 +76,7 @@ def team_panels(log: RunLog) -> list[Panel]:
             "Activations",
             "per session",
             tuple(
-                Line(f"drmas/agent/{a}/activations_per_session/mean", a, colours[a], ("-", "--")[i % 2])
+                Line(f"drmas/agent/{a}/activations_per_session", a, colours[a], ("-", "--")[i % 2])
                 for i, a in enumerate(agents)
             ),
         ),

@@ -43,7 +43,7 @@ def team_metrics(log: RunLog) -> list[Metric]:
         for agent in log.agents()
         for metric in (
             Metric(f"drmas/agent/{agent}/reward/mean", f"{agent}: reward"),
-            Metric(f"drmas/agent/{agent}/activations_per_session/mean", f"{agent}: activations per session", 2),
+            Metric(f"drmas/agent/{agent}/activations_per_session", f"{agent}: activations per session", 2),
             Metric(f"drmas/agent/{agent}/inflation_factor/mean", f"{agent}: inflation factor", 2),
         )
     ]

@@ -164,7 +164,8 @@ class TrainingConversation(Conversation):
         action.text = self.agent.engine.tokenizer.decode(sampled, skip_special_tokens=True)
         action.prompt_tokens = len(self.prompt_ids)
         action.response_tokens = (action.response_tokens or 0) + len(sampled)
-        action.truncated = len(sampled) >= limit
+        ended = bool(sampled) and sampled[-1] == self.agent.engine.tokenizer.eos_token_id
+        action.truncated = len(sampled) >= limit and not ended
         self.messages.append({"role": "assistant", "content": action.text})
         return action
 

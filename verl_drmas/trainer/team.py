@@ -173,26 +173,27 @@ class TeamTrainer(PPOTrainerSync):
         super().on_sample_begin()
 
     def on_sample_end(self) -> None:
-        self._with_servers(super().on_sample_end)
-
-    def on_step_end(self) -> None:
-        self._enter("the weight update")
-        self._with_servers(super().on_step_end)
-
-    def on_validate_begin(self) -> None:
-        self._enter("validation")
-        super().on_validate_begin()
-
-    def _with_servers(self, stage: Any) -> None:
-        """Run a stage that talks to every server; if one turns out dead and others live, drop it and run it again."""
         before = self.watchdog.deaths
         try:
-            stage()
+            super().on_sample_end()
         except RayError as error:
             self._explain(error)
             if self.watchdog.deaths == before:
                 raise
-            stage()
+            super().on_sample_end()  # the dead server is out of the list; the others may not be asleep yet
+
+    def on_step_end(self) -> None:
+        self._enter("the weight update")
+        try:
+            super().on_step_end()
+        except RayError as error:
+            # Not run again: other ranks may still wait for each other in the first call.
+            self._explain(error)
+            raise
+
+    def on_validate_begin(self) -> None:
+        self._enter("validation")
+        super().on_validate_begin()
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
         try:
@@ -311,6 +312,7 @@ class TeamTrainer(PPOTrainerSync):
         Every row must have the field, padding rows too, or TransferQueue drops it for all.
         """
         size = row_size(step.tokens, self.config.actor_rollout_ref.actor.loss_agg_mode)
+        size = size * [self.section.agent(row.agent_id).trainable for row in step.known]  # a frozen agent takes no share
         weights = np.ones(len(step.rows))
         weights[step.real] = balance_weights(**step.ids(), size=size, balance=self.section.advantage.balance)
         mask = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["response_mask"])["response_mask"]
@@ -335,7 +337,9 @@ class TeamTrainer(PPOTrainerSync):
         metrics = super()._val_metrics_update(
             data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=expected_acc_counts
         )
-        scores = reward_extra_infos_dict.get("acc") or reward_extra_infos_dict["reward"]
+        scores = reward_extra_infos_dict.get("acc") or [None]
+        if None in scores:  # a stock loop may set it for some sessions only
+            scores = reward_extra_infos_dict["reward"]
         metrics |= validation_metrics(data_sources, sample_uids, scores, expected_acc_counts or {})
         if self.workflow is not None:
             rows = [

@@ -11,7 +11,10 @@ class SessionFailed(RuntimeError):
 
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
+        self.reason, self.detail = reason, detail
+
+    def __reduce__(self):
+        return SessionFailed, (self.reason, self.detail)  # subclasses differ in nothing that another process needs
 
 
 class PromptTooLong(SessionFailed):

@@ -1,0 +1,73 @@
+"""One agent, one call, `grpo_team`: the numbers of stock verl's `sync` trainer with `grpo`, metric by metric."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from launch import HERE, run
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+
+JOB = (
+    "actor_rollout_ref.rollout.agent.default_agent_loop=one_call",
+    f"reward.custom_reward_function.path={HERE / 'reward.py'}",
+    "reward.custom_reward_function.name=compute_score",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.1",
+    "actor_rollout_ref.actor.ppo_epochs=2",
+)
+# Engine against trainer: differences of float32 log-probs, which are rounding (1e-8) and nothing else while both agree.
+ROUNDING = re.compile(r"rollout_corr/|training/rollout_")
+UNLIKE = re.compile(r"timing|perf/|mfu|throughput")
+
+
+@pytest.fixture(scope="module")
+def jobs(assets):
+    import shutil
+    import tempfile
+    from pathlib import Path
+
+    folder = Path(tempfile.mkdtemp(prefix="p"))
+    loops = folder / "loops.yaml"
+    loops.write_text("- {name: one_call, _target_: loops.OneCall}\n")
+    common = [
+        f"data.train_files={assets / 'train.parquet'}",
+        f"data.val_files={assets / 'val.parquet'}",
+        f"actor_rollout_ref.model.path={assets / 'llama'}",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loops}",
+        *JOB,
+    ]
+    stock = run(folder / "stock", [*common, "algorithm.adv_estimator=grpo"], steps=3)
+    team = run(folder / "team", [*common, "+drmas=rows", "algorithm.adv_estimator=grpo_team"], steps=3)
+    yield stock, team
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_every_shared_metric_is_equal(jobs):
+    stock, team = (job.steps for job in jobs)
+    assert sorted(stock) == sorted(team) == [1, 2, 3]
+    compared, off = 0, []
+    for step, metrics in stock.items():
+        for name, value in metrics.items():
+            if UNLIKE.search(name) or not isinstance(value, (int, float)):
+                continue
+            assert name in team[step], f"{name} is missing"
+            compared += 1
+            floor = 1e-6 if ROUNDING.match(name) else 1e-8
+            if abs(value - team[step][name]) > 1e-5 * abs(value) + floor:
+                off.append((step, name, value, team[step][name]))
+    print(f"\nparity: {compared} values compared over 3 steps, {len(off)} off by more than 1e-5: {off}")
+    assert compared > 200
+    assert not off
+
+
+def test_the_job_is_not_trivial(jobs):
+    for step in jobs[0].steps.values():
+        assert step["actor/grad_norm"] > 0
+        assert step["critic/score/max"] > step["critic/score/min"]
+    assert jobs[0].steps[3]["actor/kl_loss"] > 0
+
+
+def test_rows_without_ids_are_said_once(jobs):
+    assert jobs[1].log.count("each counts as agent 'default'") == 1
