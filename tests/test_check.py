@@ -231,6 +231,7 @@ REFUSED = {
     "trainer.v1.drmas_sync.parameter_sync_step": [{"trainer.v1.drmas_sync.parameter_sync_step": 2}],
     "actor_rollout_ref.actor.shuffle": [{"actor_rollout_ref.actor.shuffle": True}],
     "drmas.request_seed": [{f"{ROLLOUT}.name": "sglang"}],  # the CPU runtime's seed
+    f"{ROLLOUT}.temperature": [{f"{ROLLOUT}.temperature": 0.0}],
     "actor_rollout_ref.model.use_fused_kernels": [
         {
             "actor_rollout_ref.model.use_fused_kernels": True,

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_drmas.advantage import ESTIMATORS
-from verl_drmas.config import ConfigError, DrmasConfig, nearest, parse
+from verl_drmas.config import AgentConfig, ConfigError, DrmasConfig, nearest, parse
 from verl_drmas.support import GROUP_ESTIMATORS, PER_AGENT, get, refusals
 from verl_drmas.workflows import Workflow, load_workflow
 
@@ -51,7 +51,7 @@ def prepare(config: DictConfig) -> Prepared:
     prepared = _prepare(config)
     check_machine(config)
     check_model(config)
-    check_data(config, seeded=prepared.section.request_seed is not None)
+    check_data(config, prepared.workflow, seeded=prepared.section.request_seed is not None)
     return prepared
 
 
@@ -116,6 +116,13 @@ def check_team(section: DrmasConfig) -> type[Workflow] | None:
         ConfigError: Unknown workflow, setting or agent, or an agent without a model.
     """
     if section.workflow is None:
+        for agent_id, agent in section.agents.items():
+            own = AgentConfig(agent.model, agent.trainable, agent.invalid_penalty)
+            if agent != own:
+                raise ConfigError(
+                    f"drmas.agents.{agent_id}: sampling and lengths are the workflow's to apply, and drmas.workflow is "
+                    "not set; set them where your agent loop samples"
+                )
         return None
     name = section.workflow.get("name")
     if not name:
@@ -124,6 +131,11 @@ def check_team(section: DrmasConfig) -> type[Workflow] | None:
         cls = load_workflow(str(name))
     except ValueError as error:
         raise ConfigError(f"drmas.workflow.name: {error}") from None
+    for module in cls.requires:
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"drmas.workflow.name: {name!r} needs the module {module}; pip install 'verl-drmas[math]'"
+            )
     settings = {k: v for k, v in section.workflow.items() if k != "name"}
     for key in settings:
         if key not in cls.setting_names():
@@ -224,7 +236,7 @@ def _has_accelerator() -> bool:
     return torch.cuda.is_available() or importlib.util.find_spec("torch_npu") is not None
 
 
-def check_data(config: DictConfig, seeded: bool) -> None:
+def check_data(config: DictConfig, workflow: type[Workflow] | None, *, seeded: bool) -> None:
     """The data files exist, every row has a gold and, for seeds, an index of its own, and the rows fill a batch.
 
     Raises:
@@ -235,6 +247,7 @@ def check_data(config: DictConfig, seeded: bool) -> None:
     if get(config, "data.custom_cls.path"):
         return  # a data set class of the user's own reads what it likes
     prompt_key = get(config, "data.prompt_key", "prompt")
+    needs_answer = workflow is not None and workflow.needs_answer  # a stock loop scores as it likes
     for key in ("data.train_files", "data.val_files"):
         value = get(config, key)
         if value is None:
@@ -248,7 +261,7 @@ def check_data(config: DictConfig, seeded: bool) -> None:
             if glob.has_magic(path):
                 raise ConfigError(f"{key}: {pattern!r} is a pattern; verl takes file names")
             try:
-                rows += check_prompts([path], prompt_key=prompt_key)
+                rows += check_prompts([path], prompt_key=prompt_key, needs_answer=needs_answer)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{key}: {error}") from None
         if seeded:

@@ -115,6 +115,12 @@ SWITCHES = (
         lambda c, d: d.request_seed is not None and get(c, "actor_rollout_ref.rollout.name") == "sglang",
     ),
     Switch(
+        "actor_rollout_ref.rollout.temperature",
+        "must be above 0: training divides the logits by it",
+        lambda c, _: not float(get(c, "actor_rollout_ref.rollout.temperature", 1.0)) > 0,
+        default=1.0,
+    ),
+    Switch(
         "actor_rollout_ref.model.use_fused_kernels",
         "supported unless agents sample at different temperatures: the fused loss takes one temperature",
         lambda c, d: bool(get(c, "actor_rollout_ref.model.use_fused_kernels", False)) and mixes_temperature(c, d),

@@ -170,7 +170,9 @@ def lemma_case(seed):
 
 def inflation(columns):
     columns = {**columns, "tokens": np.ones(len(columns["rewards"]))}
-    return agent_diagnostics(columns.pop("rewards"), np.zeros(len(columns["tokens"])), **columns)["k"]["inflation_factor/mean"]
+    return agent_diagnostics(columns.pop("rewards"), np.zeros(len(columns["tokens"])), **columns)["k"][
+        "inflation_factor/mean"
+    ]
 
 
 def test_second_moment_identity():

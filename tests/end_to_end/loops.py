@@ -11,7 +11,9 @@ from verl_drmas.rollout.seeds import call_seed
 class SeededLoop(AgentLoopBase):
     """One LLM call with a seed that depends on the row only, so that two trainers sample the same text."""
 
-    async def call(self, messages: list[dict], sampling_params: dict[str, Any], path: str, **row: Any) -> AgentLoopOutput:
+    async def call(
+        self, messages: list[dict], sampling_params: dict[str, Any], path: str, **row: Any
+    ) -> AgentLoopOutput:
         prompt = await self.ct_build_initial_tokens(messages)
         seed = call_seed(7, index=row["index"], session=row["session_id"], step=row["global_steps"], path=path)
         output = await self.server_manager.generate(

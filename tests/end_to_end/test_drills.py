@@ -52,7 +52,7 @@ def test_server_killed_in_rollout(arithmetic, short_tmp, servers):
             steps = job.steps
             retried = sum(s.get("drmas/sessions/retried_calls", 0) for s in steps.values())
             failed = sum(s["drmas/sessions/failed"] for s in steps.values())
-            print(f"\nrollout, 2 servers: went on to step {after}, {retried:.0f} calls retried, {failed:.0f} sessions lost")
+            print(f"\nrollout, 2 servers: on to step {after}, {retried:.0f} calls retried, {failed:.0f} sessions lost")
             assert steps[after]["drmas/sessions/dead_servers"] == 1
             assert failed == 0
     finally:

@@ -66,7 +66,9 @@ def test_two_turns_are_one_row_with_the_observation_masked(jobs):
     masked = total - trained
     # The observation and the chat template around it, byte by byte: more than the sentence alone, less than twice it.
     assert len("Now once more.") <= masked <= 80
-    assert text.index("{{") > 0 and not text.rstrip("'\"").endswith("}}"), "the row must begin and end with sampled text"
+    assert text.index("{{") > 0 and not text.rstrip("'\"").endswith("}}"), (
+        "the row must begin and end with sampled text"
+    )
 
 
 def test_agents_are_counted_apart(jobs):

@@ -137,7 +137,7 @@ def test_a_noisy_phase_that_misses_its_bands_fails_with_numbers(change):
     [
         ({"solver": 0.9, "verifier": 0.9}, (0.1, 0.5, 0.5)),  # nearly perfect: as unsure as is allowed
         ({"solver": 0.4, "verifier": 0.6}, (0.4, 0.6, 0.6)),  # on target: the target holds it there
-        ({"solver": 0.3, "verifier": 0.5}, (0.5, 0.7, 0.7)),  # too low: pulled up again
+        ({"solver": 0.3, "verifier": 0.55}, (0.7, 0.75, 0.75)),  # too low: pulled up, three times as hard
     ],
 )
 def test_steering_goes_against_the_deviation(llama, measured, truth):
@@ -161,4 +161,4 @@ def test_the_noisy_phase_brings_a_model_into_the_bands():
     assert final == measured["final"]["train"]
     assert settings.solver_band[0] <= final["solver"] <= settings.solver_band[1]
     assert settings.verifier_band[0] <= final["verifier"] <= settings.verifier_band[1]
-    assert min(final["verifier_right"], final["verifier_wrong"]) >= 0.5
+    assert min(final["verifier_right"], final["verifier_wrong"]) >= settings.verifier_class_floor

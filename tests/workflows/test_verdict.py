@@ -50,3 +50,10 @@ def test_a_verdict_is_read_only_from_a_text_with_one_tag_around_it(pieces):
     if verdict is not None:
         assert (text.count("<verdict>"), text.count("</verdict>")) == (1, 1)
         assert text.split("<verdict>")[1].split("</verdict>")[0].strip() == verdict
+
+
+def test_what_was_thought_is_no_verdict():
+    words = ("approve", "reject")
+    thought = "<think>maybe <verdict>approve</verdict></think> No. <verdict>reject</verdict>"
+    assert parse_verdict(thought, words=words) == "reject"
+    assert parse_verdict("<think><verdict>approve</verdict>", words=words) is None

@@ -87,7 +87,9 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
     return rows
 
 
-def check_prompts(files: str | os.PathLike | Iterable[str | os.PathLike], *, prompt_key: str = "prompt") -> int:
+def check_prompts(
+    files: str | os.PathLike | Iterable[str | os.PathLike], *, prompt_key: str = "prompt", needs_answer: bool = True
+) -> int:
     """Check that verl can train on these files, reading only the columns it takes.
 
     Each file exists and has rows; each row has a non-empty list of messages and a non-empty
@@ -97,6 +99,7 @@ def check_prompts(files: str | os.PathLike | Iterable[str | os.PathLike], *, pro
     Args:
         files: value of `data.train_files` or `data.val_files`.
         prompt_key: value of `data.prompt_key`.
+        needs_answer: whether every row needs a gold.
 
     Returns:
         Number of rows in the files that were checked.
@@ -106,7 +109,7 @@ def check_prompts(files: str | os.PathLike | Iterable[str | os.PathLike], *, pro
     """
     if isinstance(files, str | os.PathLike):
         files = [files]
-    return sum(_check_file(file, prompt_key) for file in files if "://" not in str(file))
+    return sum(_check_file(file, prompt_key, needs_answer) for file in files if "://" not in str(file))
 
 
 def check_indices(files: Iterable[str | os.PathLike]) -> None:
@@ -137,12 +140,12 @@ def check_indices(files: Iterable[str | os.PathLike]) -> None:
             raise ValueError(f"{path}: extra_info.index repeats; seeds are hashed from it: number the rows anew")
 
 
-def _check_file(file: str | os.PathLike, prompt_key: str) -> int:
+def _check_file(file: str | os.PathLike, prompt_key: str, needs_answer: bool) -> int:
     path = _existing(file)
     table = _columns(path, prompt_key)
     if table.num_rows == 0:
         raise ValueError(f"{path}: no rows; write at least one prompt into it")
-    for key in (prompt_key, "reward_model"):
+    for key in (prompt_key, "reward_model") if needs_answer else (prompt_key,):
         if key not in table.column_names:
             raise ValueError(
                 f"{path}: no column {key!r} (columns: {', '.join(table.column_names)}); "
@@ -155,6 +158,8 @@ def _check_file(file: str | os.PathLike, prompt_key: str) -> int:
             '[{"role": "user", "content": ...}]; build the file with `verl-drmas data math`'
         )
     _refuse(path, _blank(prompts), f"{prompt_key} is empty")
+    if not needs_answer:
+        return table.num_rows
     rewards = table["reward_model"].combine_chunks()
     if not pa.types.is_struct(rewards.type) or rewards.type.get_field_index("ground_truth") < 0:
         raise ValueError(f"{path}: reward_model has no ground_truth; add the gold answer of every row")

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
 
+from verl_drmas.rewards.thinking import after_thinking
 from verl_drmas.rewards.timebox import Boxed, TimeBox
 
 Reason = Literal[
@@ -102,8 +103,8 @@ def _decide(text: str, gold: str, exact: bool) -> tuple[str | None, Reason | Non
         raise ValueError(f"the gold answer is {gold!r}: every row needs one (reward_model.ground_truth)")
     if not text.strip():
         return None, "empty"
-    spoken = text.rpartition("</think>")[2]
-    if "<think>" in spoken:
+    spoken = after_thinking(text)
+    if spoken is None:
         return None, "open_think"
     answer, reason = _last_box(spoken)
     if answer is None:

@@ -126,6 +126,7 @@ class TrainingConversation(Conversation):
         self.prompt_ids: list[int] = []
         self.tokens: list[int] = []  # prompt and everything after it
         self.mask: list[int] = []
+        self.full = False  # an observation left no room: the agent says no more in this row
         self.logprobs: list[float] | None = None
         self.extra: dict[str, Any] = {}
         self.metrics = {"num_preempted": -1}
@@ -143,7 +144,7 @@ class TrainingConversation(Conversation):
         await self._extend()
         length = config.response_length or self.agent.engine.loop.rollout_config.response_length
         room = length - len(self.mask)
-        if action.truncated or room < 1:
+        if self.full or room < 1:
             action.text, action.truncated = "", True
             return action
         limit = min(room, config.turn_length or room)
@@ -196,7 +197,7 @@ class TrainingConversation(Conversation):
             )
             length = config.response_length or loop.rollout_config.response_length
             if len(mask) >= length:  # the observation leaves no room to answer; the row ends with what was sampled
-                self.action.truncated = True
+                self.full = True
             else:
                 self.tokens, self.mask, self.logprobs = merged.token_ids, mask, logprobs
                 self.messages = updated

@@ -312,7 +312,9 @@ class TeamTrainer(PPOTrainerSync):
         Every row must have the field, padding rows too, or TransferQueue drops it for all.
         """
         size = row_size(step.tokens, self.config.actor_rollout_ref.actor.loss_agg_mode)
-        size = size * [self.section.agent(row.agent_id).trainable for row in step.known]  # a frozen agent takes no share
+        size = size * [
+            self.section.agent(row.agent_id).trainable for row in step.known
+        ]  # a frozen agent takes no share
         weights = np.ones(len(step.rows))
         weights[step.real] = balance_weights(**step.ids(), size=size, balance=self.section.advantage.balance)
         mask = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["response_mask"])["response_mask"]

@@ -8,11 +8,12 @@ proposals, and a verifier with one word for everything has exactly half of its v
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_drmas.workflows.base import Outcome, Task, Team
+from verl_drmas.workflows.base import Action, Outcome, Task, Team, Workflow
 from verl_drmas.workflows.registry import register_workflow
-from verl_drmas.workflows.solver_verifier import SolverVerifier
+from verl_drmas.workflows.verdict import with_balanced_accuracy
 
 NEAR_MISSES = (-10, -2, -1, 1, 2, 10)
 
@@ -23,7 +24,7 @@ def near_miss(truth: int, draw: random.Random) -> str:
 
 
 @register_workflow("arithmetic")
-class Arithmetic(SolverVerifier):
+class Arithmetic(Workflow):
     """One solver turn and one verifier turn over a balanced proposal.
 
     The solver's own answer is the proposal where its class is the wanted one; else the proposal is the truth or a near
@@ -84,5 +85,9 @@ class Arithmetic(SolverVerifier):
     def activations(self) -> dict[str, tuple[int, int]]:
         return {"solver": (1, 1), "verifier": (1, 1)}
 
-    def reward(self, action, outcome):
+    def reward(self, action: Action, outcome: Outcome) -> float:
         return action.reward_parts["own"]
+
+    @classmethod
+    def summarise(cls, sessions: Sequence[dict[str, float]]) -> dict[str, float]:
+        return with_balanced_accuracy(super().summarise(sessions))

@@ -159,6 +159,7 @@ class Workflow(ABC):
 
     agents: ClassVar[tuple[str, ...]] = ()
     needs_answer: ClassVar[bool] = True  # refuse data rows without a gold before the run starts
+    requires: ClassVar[tuple[str, ...]] = ()  # modules that must be installed, also checked before the run starts
 
     @dataclass
     class Settings:

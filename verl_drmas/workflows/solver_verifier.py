@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from verl_drmas.rewards.math import math_score_async
+from verl_drmas.rewards.thinking import after_thinking
 from verl_drmas.workflows.base import Action, Message, Outcome, Task, Team, Workflow
 from verl_drmas.workflows.registry import register_workflow
-from verl_drmas.workflows.verdict import parse_verdict
+from verl_drmas.workflows.verdict import parse_verdict, with_balanced_accuracy
 
 SOLVER = (
     "You solve mathematics problems in a team. Work through the problem step by step and finish with the final answer "
@@ -27,11 +29,12 @@ class SolverVerifier(Workflow):
     """At most `max_rounds` solver turns, with a verifier turn between any two of them.
 
     The last round has no verifier, because nobody could act on its verdict (Dr. MAS, section 5 and appendix: two rounds
-    are solver, verifier, solver). Both agents see the whole conversation of the team; the last solver text is the
-    answer.
+    are solver, verifier, solver). Both agents see everything the team has said, though not its thinking; the last
+    solver text is the answer.
     """
 
     agents = ("solver", "verifier")
+    requires = ("math_verify",)
 
     @dataclass
     class Settings:
@@ -60,13 +63,13 @@ class SolverVerifier(Workflow):
             solution = await team["solver"].act(self.prompt("solver", task, said))
             answer, correct = await self.grade(solution, task)
             scores.append(correct)
-            said.append(("solver", solution.text))
+            said.append(("solver", after_thinking(solution.text) or ""))
             if round_ + 1 == self.settings.max_rounds:
                 break
             check = await team["verifier"].act(self.prompt("verifier", task, said))
             approved = self.judge(check)
             verdicts.append((approved, correct))
-            said.append(("verifier", check.text))
+            said.append(("verifier", after_thinking(check.text) or ""))
             if self.settings.verdict_reward:
                 right = check.valid and approved == bool(correct)
                 check.reward_parts["verdict"] = self.settings.verdict_reward * float(right)
@@ -116,10 +119,5 @@ class SolverVerifier(Workflow):
         return numbers
 
     @classmethod
-    def summarise(cls, sessions):
-        """Adds the verifier's balanced accuracy: a verifier with one word for everything has 0.5, whatever the mix."""
-        numbers = super().summarise(sessions)
-        if "verifier_accuracy_right" in numbers and "verifier_accuracy_wrong" in numbers:
-            both = numbers["verifier_accuracy_right"] + numbers["verifier_accuracy_wrong"]
-            numbers["verifier_balanced_accuracy"] = both / 2
-        return numbers
+    def summarise(cls, sessions: Sequence[dict[str, float]]) -> dict[str, float]:
+        return with_balanced_accuracy(super().summarise(sessions))
