@@ -95,7 +95,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
         (["+drmas=arithmetic", "trainer.v1.trainer_mode=sync"], "set trainer.v1.trainer_mode=drmas_sync"),
         (["+drmas=arithmetic", "data.train_files=${nothing}"], "Interpolation key 'nothing' not found"),
         (["+drmas=arithmetic", "trainer.no_such_key=1"], "Could not override 'trainer.no_such_key'"),
-        (["+drmas=arithmetic", "actor_rollout_ref.actor.ppo_mini_batch_size=1024"], "verl refuses the "),
+        (["+drmas=arithmetic", "actor_rollout_ref.actor.loss_agg_mode=foo"], "Invalid loss_agg_mode"),
         (["+drmas=arithmetic", "--multirun"], "--multirun: not a flag of check; give the arguments of main_ppo"),
         (["+drmas=arithmetic", "--config-dir", "/no/folder"], "/no/folder: no such folder"),
     ],
