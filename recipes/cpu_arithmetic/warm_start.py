@@ -47,7 +47,7 @@ class Settings:
         seed: of weights, examples and the split of the problems.
         max_position_embeddings: longest sequence of the model in tokens.
         held_out: problems kept for validation, of 100.
-        threads: of torch; sums, and so weights, depend on it. A second one gains little, and waits on a busy machine.
+        threads: of torch; sums, and so weights, depend on it. On a busy machine two were slower than one.
         batch: examples a step.
         solver_share: of a batch; the rest is the verifier's, half right and half wrong proposals.
         clean_steps: of the clean phase.

@@ -108,19 +108,6 @@ def test_one_word_for_everything_is_worth_half_over_a_group(verdict, accuracy):
     assert Arithmetic.summarise(sessions)["verifier_balanced_accuracy"] == accuracy
 
 
-def test_permuted_rewards_do_not_depend_on_what_is_said():
-    def drawn(solution, verdict, session):
-        outcome, solver, verifier, _, workflow = play(solution, verdict, session=session, permute_rewards=True)
-        return workflow.reward(solver, outcome), workflow.reward(verifier, outcome)
-
-    good = [drawn("7", "y", s) for s in range(200)]
-    bad = [drawn("9", "", s) for s in range(200)]
-    assert good == bad
-    for agent in zip(*good, strict=True):
-        assert set(agent) == {0.0, 1.0} and 70 < sum(agent) < 130
-    assert play("7", permute_rewards=True)[0].metrics["solver_success"] == 1.0  # measured as it is
-
-
 def test_a_session_repeats_itself():
     shown = {play("7", session=1, step=5)[3] for _ in range(5)}
     assert len(shown) == 1

@@ -295,6 +295,8 @@ class TeamTrainer(PPOTrainerSync):
         step = StepRows([self.rows.get(key) for key in batch.keys], self.section, self.prepared.base_estimator)
         with step.current():
             batch = super()._compute_advantage(batch, metrics)
+        if step.scores is None:  # an estimator of the user's own, which knows nothing of `StepRows`
+            self._read_statistics(batch, step)
         metrics |= agent_metrics(step)
         metrics |= workflow_metrics(step.known, self.workflow)
         if self.section.advantage.shadow:
@@ -305,6 +307,16 @@ class TeamTrainer(PPOTrainerSync):
         if self.section.advantage.balance != "none":
             self._put_row_weights(batch, step)
         return batch
+
+    def _read_statistics(self, batch: KVBatchMeta, step: StepRows) -> None:
+        """Take the rows' scores and advantages from where verl put them, for the metrics."""
+        fields = ["rm_scores", "advantages", "response_mask"]
+        data = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=fields)
+        scores, advantages, mask = (data[name].to_padded_tensor(0.0) for name in fields)
+        first = mask.argmax(dim=1, keepdim=True)
+        step.scores = scores.sum(-1).double().numpy()[step.real]
+        step.advantage = advantages.gather(1, first).squeeze(1).double().numpy()[step.real]
+        step.tokens = mask.sum(-1).numpy()[step.real]
 
     def _put_row_weights(self, batch: KVBatchMeta, step: StepRows) -> None:
         """Weights go through verl's per-token field `rollout_is_weights`, which its losses multiply in.

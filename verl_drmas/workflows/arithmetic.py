@@ -40,12 +40,9 @@ class Arithmetic(Workflow):
 
         Attributes:
             balanced: Show each group as many right as wrong proposals; False shows the solver's own answers.
-            permute_rewards: A control that must not learn: each reward is drawn by the session's number instead of
-                earned.
         """
 
         balanced: bool = True
-        permute_rewards: bool = False
 
     async def run(self, task: Task, team: Team) -> Outcome:
         truth = str(task.answer)
@@ -68,12 +65,6 @@ class Arithmetic(Workflow):
         approved = bool(check.parsed)
         hit = float(check.valid and approved == is_right)
         solution.reward_parts["own"], check.reward_parts["own"] = correct, hit
-        if self.settings.permute_rewards:
-            draw = random.Random(f"rewards/{task.index}/{task.session}/{task.step}")  # the other knows of near misses
-            solution.reward_parts["own"], check.reward_parts["own"] = (
-                float(draw.random() < 0.5),
-                float(draw.random() < 0.5),
-            )
 
         metrics = {
             "solver_success": correct,
