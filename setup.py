@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 VERL_RANGE = ">=0.9.1,<0.10"
 
 # math-verify parses with antlr and has one parser for each antlr version; Hydra pins 4.9.3, so this is the one to take.
-MATH = ["loky>=3.4", "math-verify[antlr4-9-3]>=0.9.0"]
+MATH = ["math-verify[antlr4-9-3]>=0.9.0"]
 REPORT = ["matplotlib>=3.8"]
 
 # vLLM's CPU wheel is installed without its dependencies (see the Makefile), because it asks for torchvision, torchaudio
