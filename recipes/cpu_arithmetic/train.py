@@ -7,6 +7,7 @@ first to the last fifth of the run, and the verifier is better than chance on ri
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
@@ -34,7 +35,8 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
 }
-SESSION = "first session"
+SESSION = re.compile(r"first session .*?\n[^\n]* session: [^\n]*", re.DOTALL)
+RAY_PREFIX = re.compile(r"^\x1b\[\d+m\(.*? pid=\d+\)\x1b\[0m ")
 
 
 def train(run: Path, start: Path, seed: int, overrides: list[str], timeout: float) -> int:
@@ -68,10 +70,10 @@ def _follow(job: subprocess.Popen, run: Path, timeout: float) -> int:
             raise typer.BadParameter(f"the job took longer than {timeout:g} s; see {run / 'verl.log'}")
         time.sleep(1)
         log = (run / "verl.log").read_text(errors="replace")
-        if not shown and SESSION in log and "session:" in log.split(SESSION, 1)[1]:
+        if not shown and (found := SESSION.search(log)):
             shown = True
-            for line in log.split(SESSION, 1)[1].splitlines()[:6]:
-                console.print(line.split(")\x1b[0m ")[-1], markup=False, highlight=False)
+            for line in found.group(0).splitlines():
+                console.print(RAY_PREFIX.sub("", line), markup=False, highlight=False)
         metrics = run / "metrics.jsonl"
         lines = metrics.read_text().count("\n") if metrics.exists() else 0
         if lines >= steps + 10:
