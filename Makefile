@@ -9,8 +9,7 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP = $(BIN)/python -m pip --disable-pip-version-check
-# Compiling every file of torch and vLLM would take longer than compiling the imported ones when they are.
-INSTALL = $(PIP) install --quiet --no-compile $(PIP_ARGS)
+INSTALL = $(PIP) install --quiet $(PIP_ARGS)
 PYTEST = timeout --kill-after=30 $(1) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: help install train test test-fast lint drills bench
