@@ -51,7 +51,7 @@ def job(assets):
             "data.train_batch_size=4",
             "actor_rollout_ref.actor.ppo_mini_batch_size=4",
             "actor_rollout_ref.rollout.n=4",
-            "data.max_prompt_length=560",  # shorter than the verifier's prompt, so that the middle is cut
+            "data.max_prompt_length=480",  # shorter than the verifier's prompt, so that the middle is cut
             "data.max_response_length=96",
             "actor_rollout_ref.rollout.max_model_len=1024",
         ],
