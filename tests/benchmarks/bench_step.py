@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import pytest
 
@@ -53,7 +53,9 @@ def test_step_wall():
             # The order turns around, so that a machine that gets slower or faster favours neither.
             for name, own in [("stock", stock), ("team", team)][:: 1 if pair % 2 == 0 else -1]:
                 job = run(folder / f"{name}{pair}", [*common, *own], steps=STEPS, timeout=600)
-                walls[name] = median(s["timing_s/step"] for n, s in job.steps.items() if n > WARM_UP)
+                # The lower quartile: a busy machine only ever adds time, and adds it to some steps more than to others.
+                steps = [s["timing_s/step"] for n, s in job.steps.items() if n > WARM_UP]
+                walls[name] = quantiles(steps, n=4)[0]
             ratios.append(walls["team"] / walls["stock"])
             print(f"\nstep wall, pair {pair}: drmas_sync {walls['team']:.3f} s / sync {walls['stock']:.3f} s", end="")
             print(f" = {ratios[-1]:.3f}")
