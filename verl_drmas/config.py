@@ -158,6 +158,10 @@ class DrmasConfig:
             if agent.model not in self.models:
                 raise ValueError(f"agents.{agent_id}.model is {agent.model!r}; {nearest(agent.model, self.models)}")
 
+    def mixes_temperature(self, default: float) -> bool:
+        """True if a trained agent samples at another temperature than the run's `default`."""
+        return any(a.trainable and a.sampling.temperature not in (None, default) for a in self.agents.values())
+
     def agent(self, agent_id: str) -> AgentConfig:
         """An agent's settings; one the section doesn't list (rows of a stock agent loop) is on the only model."""
         return self.agents.get(agent_id) or AgentConfig(model=next(iter(self.models)))

@@ -123,7 +123,10 @@ SWITCHES = (
     Switch(
         "actor_rollout_ref.model.use_fused_kernels",
         "supported unless agents sample at different temperatures: the fused loss takes one temperature",
-        lambda c, d: bool(get(c, "actor_rollout_ref.model.use_fused_kernels", False)) and mixes_temperature(c, d),
+        lambda c, d: (
+            bool(get(c, "actor_rollout_ref.model.use_fused_kernels", False))
+            and d.mixes_temperature(get(c, "actor_rollout_ref.rollout.temperature", 1.0))
+        ),
     ),
     Switch(
         "actor_rollout_ref.rollout.calculate_log_probs",
@@ -135,12 +138,6 @@ SWITCHES = (
         default=True,
     ),
 )
-
-
-def mixes_temperature(config: Any, section: DrmasConfig) -> bool:
-    """True if a trained agent samples at another temperature than the run's."""
-    default = get(config, "actor_rollout_ref.rollout.temperature", 1.0)
-    return any(a.trainable and a.sampling.temperature not in (None, default) for a in section.agents.values())
 
 
 def refusals(config: Any, section: DrmasConfig) -> list[str]:

@@ -10,7 +10,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from recipes.cpu_arithmetic.tiny_model import byte_tokenizer
 from verl_drmas.config import parse
-from verl_drmas.rollout.team import Engine, TrainingTeam, mixed_temperature
+from verl_drmas.rollout.team import Engine, TrainingTeam
 from verl_drmas.workflows import Outcome, SessionFailed, Task, Workflow
 
 TOKENIZER = byte_tokenizer()
@@ -80,7 +80,7 @@ def play(workflow, client, *, agents=None, task=TASK, sampling=SAMPLING, lengths
     async def session():
         trainer = DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}))
         loop = Loop(trainer, client, TOKENIZER, None, None, DictConfigWrap(OmegaConf.create({})), family)
-        mixed = mixed_temperature(config, 1.0)
+        mixed = config.mixes_temperature(1.0)
         team = TrainingTeam(config, {"base": Engine("base", client, loop)}, task, sampling, list(agents), mixed)
         outcome = await workflow(task, team)
         return team, team.rows(Plain(), outcome)

@@ -10,7 +10,6 @@ from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer.metrics import (
     CollapseWatch,
     agent_metrics,
-    rows_by_agent,
     session_metrics,
     shadow_metrics,
     workflow_metrics,
@@ -100,10 +99,6 @@ def test_session_metrics_count_what_is_missing():
 def test_sessions_of_different_prompts_are_different():
     other = [replace(row, uid="q") for row in ROWS]
     assert session_metrics([*ROWS, *other], 4, {})["drmas/sessions/failed"] == 0.0
-
-
-def test_rows_by_agent():
-    assert rows_by_agent(ROWS) == {"solver": 3, "verifier": 2}
 
 
 # -- collapse ----------------------------------------------------------------------------------------------------------

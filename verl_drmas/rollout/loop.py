@@ -9,7 +9,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from verl_drmas.check import LOOP_NAME, read_section
 from verl_drmas.config import DrmasConfig
-from verl_drmas.rollout.team import Engine, TrainingTeam, mixed_temperature
+from verl_drmas.rollout.team import Engine, TrainingTeam
 from verl_drmas.workflows import Task, Workflow, load_workflow
 
 # verl tells its worker whether a rollout is validation, but not the loop.
@@ -51,7 +51,7 @@ class TeamLoop(AgentLoopBase):
         self.workflow = build_workflow(self.section)
         (model_id,) = self.section.models
         self.engines = {model_id: Engine(model_id, self.server_manager, self)}
-        self.mixed_temperature = mixed_temperature(self.section, self.rollout_config.temperature)
+        self.mixed_temperature = self.section.mixes_temperature(self.rollout_config.temperature)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """Play the workflow over one data row.

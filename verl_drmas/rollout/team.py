@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from verl.utils.profiler import simple_timer
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from verl_drmas.config import AgentConfig, DrmasConfig
+from verl_drmas.config import DrmasConfig
 from verl_drmas.rollout.activation import Activation
 from verl_drmas.rollout.seeds import call_seed
 from verl_drmas.workflows import Action, Agent, Conversation, Outcome, SessionFailed, Task, Team, Workflow
@@ -259,9 +259,3 @@ class TrainingConversation(Conversation):
         if self.team.mixed_temperature:
             row.row_temperature = float(self._sampling(1)["temperature"])
         return row
-
-
-def mixed_temperature(config: DrmasConfig, default: float) -> bool:
-    """True if the trained agents sample at different temperatures, or at another than the run's."""
-    agents: list[AgentConfig] = [a for a in config.agents.values() if a.trainable]
-    return any(a.sampling.temperature not in (None, default) for a in agents)

@@ -76,11 +76,6 @@ def session_metrics(rows: list[Row], expected: int, report: dict[str, int]) -> d
     return metrics | {f"drmas/sessions/{name}": float(n) for name, n in report.items()}
 
 
-def rows_by_agent(rows: list[Row]) -> Counter[str]:
-    """Number of rows of each agent."""
-    return Counter(row.agent_id for row in rows)
-
-
 class CollapseWatch:
     """Names an agent that stops acting, stops acting validly, or whose groups lose their spread.
 

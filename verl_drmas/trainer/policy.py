@@ -46,7 +46,7 @@ class Policy(PPOTrainerSync):
     def get_llm_client(self) -> RetryingClient:
         return self.llm_server_manager.get_client(client_cls=RetryingClient)
 
-    # -- a fixed number of updates per step, whatever the number of rows ---------------------------------------------
+    # -- a fixed number of updates per step, whatever the number of rows
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
         """verl's padding and balancing to a multiple of (updates x data-parallel ranks), padding spread over

@@ -75,7 +75,7 @@ class TeamTrainer(PPOTrainerSync):
             check=lambda: self.watchdog.check(),
         )
 
-    # -- setting up ----------------------------------------------------------------------------------------------------
+    # -- setting up
 
     def _setup(self) -> None:
         self._init_tokenizer()
@@ -137,7 +137,6 @@ class TeamTrainer(PPOTrainerSync):
         return sum(policy.resource_pool_manager.get_n_gpus() for policy in self.policies.values())
 
     # -- the loop: name the phase, survive a dead server
-    # -------------------------------------------------------------------
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:
@@ -206,7 +205,6 @@ class TeamTrainer(PPOTrainerSync):
             raise
 
     # -- the stages of the inherited step: hand each policy its own rows
-    # ----------------------------------------------------
 
     def _trained(self, key: str) -> bool:
         return self.section.agent(self.rows[key].agent_id).trainable
@@ -335,7 +333,6 @@ class TeamTrainer(PPOTrainerSync):
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=field)
 
     # -- validation
-    # -------------------------------------------------------------------------------------------------------
 
     def _val_metrics_update(
         self,
