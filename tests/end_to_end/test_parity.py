@@ -22,6 +22,18 @@ ROUNDING = re.compile(r"rollout_corr/|training/rollout_")
 UNLIKE = re.compile(r"timing|perf/|mfu|throughput")
 
 
+def mean_rounding(metrics: dict, name: str) -> float:
+    """What the order of a float32 sum may change: rows come in completion order, and a centred mean cancels to about 0.
+
+    Both jobs average the same values, whose size is told by the metrics beside the mean, so this is four units in the
+    last place of the largest one (5e-7 for advantages of size 1), whatever the mean itself is.
+    """
+    stem, _, kind = name.rpartition("/")
+    if kind != "mean" or f"{stem}/max" not in metrics:
+        return 0.0
+    return 4 * 2**-23 * max(abs(metrics[f"{stem}/max"]), abs(metrics[f"{stem}/min"]))
+
+
 @pytest.fixture(scope="module")
 def jobs(assets):
     import shutil
@@ -55,7 +67,7 @@ def test_every_shared_metric_is_equal(jobs):
             assert name in team[step], f"{name} is missing"
             compared += 1
             floor = 1e-6 if ROUNDING.match(name) else 1e-8
-            if abs(value - team[step][name]) > 1e-5 * abs(value) + floor:
+            if abs(value - team[step][name]) > 1e-5 * abs(value) + floor + mean_rounding(metrics, name):
                 off.append((step, name, value, team[step][name]))
     print(f"\nparity: {compared} values compared over 3 steps, {len(off)} off by more than 1e-5: {off}")
     assert compared > 200
