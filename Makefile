@@ -12,11 +12,11 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet $(PIP_ARGS)
 PYTEST = timeout --kill-after=30 $(1) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-.PHONY: help install train test test-fast lint drills bench
+.PHONY: help install train train-separate train-heterogeneous test test-fast lint drills bench
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make install | train | test | test-fast | lint | drills | bench"
+	@echo "make install | train | train-separate | train-heterogeneous | test | test-fast | lint | drills | bench"
 
 install: $(STAMP)
 
@@ -32,6 +32,9 @@ $(STAMP): setup.py pyproject.toml constraints-cpu.txt verl_drmas/cpu/requirement
 
 train: $(STAMP)
 	PATH="$(BIN):$$PATH" recipes/cpu_arithmetic/run.sh $(TRAIN_ARGS)
+
+train-separate train-heterogeneous: train-%: $(STAMP)
+	PATH="$(BIN):$$PATH" recipes/cpu_arithmetic/run.sh --mapping $* $(TRAIN_ARGS)
 
 test: $(STAMP)
 	$(call PYTEST,2400) -m "not drill and not benchmark"

@@ -12,7 +12,7 @@ from verl_drmas.check_command import compose_as_verl
 from verl_drmas.config import ConfigError, DrmasConfig
 from verl_drmas.data.parquet import prompt_row, write_rows
 from verl_drmas.hydra_callback import DrmasCallback
-from verl_drmas.support import GROUP_ESTIMATORS, REFUSED_ESTIMATORS, SWITCHES, refusals
+from verl_drmas.support import GROUP_ESTIMATORS, REFUSED_ESTIMATORS, SWITCHES, estimator_refusals, switch_refusals
 from verl_drmas.workflows import Outcome, Workflow
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -224,6 +224,14 @@ REFUSED = {
     "algorithm.rollout_correction.bypass_mode": [
         {"algorithm.rollout_correction.bypass_mode": True, "drmas.advantage.balance": "session"}
     ],
+    "algorithm.rollout_correction.rollout_is_batch_normalize": [
+        {
+            "algorithm.rollout_correction.rollout_is_batch_normalize": True,
+            "drmas.models": {"base": {}, "other": {}},
+            "drmas.agents.verifier.model": "other",
+        }
+    ],
+    "actor_rollout_ref.actor.checkpoint.async_save": [{"actor_rollout_ref.actor.checkpoint.async_save": True}],
     "algorithm.use_pf_ppo": [{"algorithm.use_pf_ppo": True}],
     "reward.reward_model.enable": [{"reward.reward_model.enable": True}],
     "distillation.enabled": [{"distillation.enabled": True}],
@@ -283,7 +291,8 @@ def test_a_switch_that_stands_in_the_way_is_refused(make, key, changes):
 @pytest.mark.parametrize("changes", ACCEPTED)
 def test_a_switch_that_is_supported_passes(make, changes):
     config = make(**changes)
-    assert refusals(config, read_section(config)) == []
+    assert switch_refusals(config, read_section(config)) == []
+    assert estimator_refusals(config, read_section(config)) == []
     prepare(config)
 
 
@@ -331,10 +340,13 @@ def test_an_agent_that_the_workflow_does_not_know_is_refused(make):
             "drmas.workflow.on_invalid: 'ignore' is not valid: input should be 'reject' or 'approve'",
         ),
         ({"drmas.advantge": {}}, "drmas.advantge: unknown key; did you mean 'advantage'?"),
-        ({"drmas.agents.solver.model": "bse"}, "drmas.agents.solver.model is 'bse'; did you mean 'base'?"),
         (
-            {"drmas.models.judge": {}},
-            "drmas.models lists 2 models (base, judge); this version trains one",
+            {"drmas.agents.solver.model": "bse"},
+            "drmas.agents.solver.model is 'bse', which drmas.models doesn't list; did you mean 'base'?",
+        ),
+        (
+            {"drmas.models": {"base": {}, "judge": {}}},
+            "drmas.models.judge: no agent is on it (agents are on base); give it one, or drop it",
         ),
         ({"drmas": "solver_verifier"}, "drmas: 'solver_verifier' is not valid: a section of keys is needed"),
         ({"drmas.request_seed": "${seed}"}, "drmas: Interpolation key 'seed' not found"),

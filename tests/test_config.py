@@ -71,16 +71,23 @@ def test_an_agent_that_is_not_listed_is_on_the_first_model():
             {"faults": {"poll_helth": 1}},
             "drmas.faults.poll_helth: unknown key; did you mean 'poll_health'?",
         ),
-        ({"models": {"base": {"path": "x"}}}, "drmas.models.base.path: unknown key; known: none"),
-        ({"agents": {"solver": {}}}, "drmas.agents.solver.model: missing (an agent without a model); set it"),
-        ({"agents": {"solver": {"model": "bse"}}}, "drmas.agents.solver.model is 'bse'; did you mean 'base'?"),
         (
-            {"agents": {"solver": {"model": "big"}}, "models": {"left": {}, "right": {}}},
-            "drmas.agents.solver.model is 'big'; known: left, right",
+            {"models": {"base": {"path": "x"}}},
+            "drmas.models.base.path: unknown key; known: "
+            "trainable, actor_rollout_ref, pool, updates_per_step, init_from",
+        ),
+        ({"agents": {"solver": {}}}, "drmas.agents.solver.model: missing (an agent without a model); set it"),
+        (
+            {"agents": {"solver": {"model": "bse"}}},
+            "drmas.agents.solver.model is 'bse', which drmas.models doesn't list; did you mean 'base'?",
         ),
         (
-            {"models": {}},
-            "drmas.models is empty; give at least one, for example `models: {base: {}}`",
+            {"agents": {"solver": {"model": "big"}}, "models": {"left": {}, "right": {}}},
+            "drmas.agents.solver.model is 'big', which drmas.models doesn't list; known: left, right",
+        ),
+        (
+            {"models": {"base": {"pool": "left"}}, "pools": {"lefft": {"n_gpus_per_node": 1}}},
+            "drmas.models.base.pool is 'left', which drmas.pools doesn't list; did you mean 'lefft'?",
         ),
         (
             {"agents": {"solver": {"model": "base", "sampling": {"temperature": 0}}}},

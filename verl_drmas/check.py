@@ -6,18 +6,25 @@ command lines that bypass our files; and in `verl-drmas check`, without Ray.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib.util
+import io
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_drmas.advantage import ESTIMATORS
+from verl_drmas.compose import compose_models, policy_config
 from verl_drmas.config import AgentConfig, ConfigError, DrmasConfig, nearest, parse
-from verl_drmas.support import GROUP_ESTIMATORS, PER_AGENT, get, refusals
+from verl_drmas.placement import Pool, check_placement, placement
+from verl_drmas.support import GROUP_ESTIMATORS, PER_AGENT, estimator_refusals, get, switch_refusals
 from verl_drmas.workflows import Workflow, load_workflow
 
 MODE = "drmas_sync"
@@ -34,12 +41,16 @@ class Prepared:
         workflow: The workflow class; None for a stock agent loop.
         base_estimator: verl's estimator that runs per agent, or None.
         filled: Keys that were set because a team run needs them.
+        policies: By model id: the run's configuration as the model sees it.
+        pools: Which models share which GPUs, by pool.
     """
 
     section: DrmasConfig
     workflow: type[Workflow] | None
     base_estimator: str | None = None
     filled: dict[str, Any] = field(default_factory=dict)
+    policies: dict[str, DictConfig] = field(default_factory=dict)
+    pools: dict[str, Pool] = field(default_factory=dict)
 
 
 def prepare(config: DictConfig) -> Prepared:
@@ -48,19 +59,28 @@ def prepare(config: DictConfig) -> Prepared:
     Raises:
         ConfigError: One line: key, value, fix.
     """
-    prepared = _prepare(config)
-    check_machine(config)
-    check_model(config)
+    prepared = _prepare(config, compose=True)
+    validate_with_verl(config, prepared.policies)
+    for model_id, policy in prepared.policies.items():
+        with naming(prepared.section, model_id):
+            check_machine(policy)
+            check_model(policy)
+            check_start(prepared.section.models[model_id].init_from, policy)
     check_data(config, prepared.workflow, seeded=prepared.section.request_seed is not None)
     return prepared
 
 
 def prepare_trainer(config: DictConfig) -> Prepared:
     """The part of the check that holds inside a running job, where the machine and the files aren't the user's."""
-    return _prepare(config)
+    return _prepare(config, compose=False)
 
 
-def _prepare(config: DictConfig) -> Prepared:
+def prepare_keys(config: DictConfig) -> Prepared:
+    """The part that holds on a machine that isn't the run's: sections, keys and the models' own configurations."""
+    return _prepare(config, compose=True)
+
+
+def _prepare(config: DictConfig, *, compose: bool) -> Prepared:
     section = read_section(config)
     mode = get(config, "trainer.v1.trainer_mode")
     estimator = str(get(config, "algorithm.adv_estimator", "gae"))
@@ -74,16 +94,53 @@ def _prepare(config: DictConfig) -> Prepared:
     if not get(config, "trainer.use_v1", True):
         raise ConfigError("trainer.use_v1 is false; drmas_sync is a V1 trainer: set trainer.use_v1=true")
     workflow = check_team(section)
-    if len(section.models) > 1:
-        raise ConfigError(
-            f"drmas.models lists {len(section.models)} models ({', '.join(section.models)}); this version trains one"
-        )
     check_estimator(estimator)
-    for line in refusals(config, section):
-        raise ConfigError(line)
     prepared = Prepared(section, workflow)
+    for line in estimator_refusals(config, section):
+        raise ConfigError(line)
     _fill(config, prepared, estimator)
+    if compose:
+        prepared.filled |= compose_models(config, section)
+    prepared.policies = {model_id: policy_config(config, section, model_id) for model_id in section.models}
+    prepared.pools = placement(config, section)
+    check_placement(prepared.pools, prepared.policies)
+    for model_id, policy in prepared.policies.items():
+        with naming(section, model_id):
+            for line in switch_refusals(policy, section.only(model_id)):
+                raise ConfigError(line)
     return prepared
+
+
+@contextmanager
+def naming(section: DrmasConfig, model_id: str) -> Iterator[None]:
+    """Errors say which model they are about, where there are several."""
+    try:
+        yield
+    except ConfigError as error:
+        if str(error).startswith("init_from"):
+            raise ConfigError(f"drmas.models.{model_id}.{error}") from None
+        if len(section.models) == 1 or not str(error).startswith("actor_rollout_ref"):
+            raise
+        raise ConfigError(f"model {model_id}: {error}") from None
+
+
+def validate_with_verl(config: DictConfig, policies: Mapping[str, DictConfig]) -> None:
+    """verl's own `validate_config`, once a model.
+
+    Raises:
+        ConfigError: What verl's assertions say.
+    """
+    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.utils.config import validate_config
+
+    for model_id, policy in policies.items():
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # it reports each success, and the job says it again
+                validate_config(policy, use_reference_policy=need_reference_policy(policy), use_critic=False)
+        except (AssertionError, ValueError, TypeError, HydraException, OmegaConfBaseException) as error:
+            whose = f"model {model_id}: " if len(policies) > 1 else ""
+            text = " ".join(str(error).split())
+            raise ConfigError(f"{whose}verl refuses the configuration: {text}") from None
 
 
 def read_section(config: DictConfig) -> DrmasConfig:
@@ -116,6 +173,11 @@ def check_team(section: DrmasConfig) -> type[Workflow] | None:
         ConfigError: Unknown workflow, setting or agent, or an agent without a model.
     """
     if section.workflow is None:
+        if len(section.models) > 1:
+            raise ConfigError(
+                f"drmas.models lists {len(section.models)} models, and drmas.workflow is not set: a stock agent loop "
+                "speaks to one; set drmas.workflow.name"
+            )
         for agent_id, agent in section.agents.items():
             own = AgentConfig(agent.model, agent.trainable, agent.invalid_penalty)
             if agent != own:
@@ -228,6 +290,33 @@ def check_model(config: DictConfig) -> None:
         raise ConfigError(f"actor_rollout_ref.model.path is {path!r}, which is no folder; give one, or a model id")
     if local and not os.path.isfile(os.path.join(folder, "config.json")):
         raise ConfigError(f"actor_rollout_ref.model.path is {path!r}, a folder without config.json; give a saved model")
+
+
+def check_start(path: str | None, policy: DictConfig) -> None:
+    """A checkpoint to start from is one of the model's worker group's size.
+
+    Raises:
+        ConfigError: No checkpoint folder, or one that another number of ranks wrote.
+    """
+    if path is None:
+        return
+    folder = os.path.expanduser(path)
+    key = f"init_from is {path!r}"
+    if not os.path.isdir(folder):
+        raise ConfigError(f"{key}, which is no folder; give .../global_step_N/actor/<model id> of a run with save_freq")
+    ranks = int(policy.trainer.n_gpus_per_node) * int(policy.trainer.nnodes)
+    shards = glob.glob(os.path.join(folder, "model_world_size_*_rank_*.pt"))
+    wanted = glob.glob(os.path.join(folder, f"model_world_size_{ranks}_rank_*.pt"))
+    if not shards and not os.path.isdir(os.path.join(folder, "dist_ckpt")):
+        inner = [d for d in ("actor", *os.listdir(folder)) if os.path.isdir(os.path.join(folder, d))]
+        raise ConfigError(
+            f"{key}, which holds no model's shards; give a model's own folder ({', '.join(inner) or 'none'})"
+        )
+    if shards and len(wanted) != ranks:
+        raise ConfigError(
+            f"{key}, whose {len(shards)} shards don't fit the model's {ranks} ranks; write it out with "
+            f"`verl-drmas export` and give the result as actor_rollout_ref.model.path"
+        )
 
 
 def _has_accelerator() -> bool:

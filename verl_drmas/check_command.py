@@ -13,14 +13,16 @@ from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
 from verl_drmas.advantage import ESTIMATORS
 from verl_drmas.check import Prepared, prepare
+from verl_drmas.compose import default_updates
 from verl_drmas.config import ConfigError
+from verl_drmas.placement import pool_of, server_size
 from verl_drmas.support import SWITCHES, get
 
 
@@ -30,14 +32,13 @@ def main(arguments: Sequence[str], console: Console | None = None) -> int:
     try:
         config = compose_as_verl(arguments)
         prepared = prepare(config)
-        _validate_with_verl(config)
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         console.print(f"refused: {' '.join(str(error).split())}", style="bold red", markup=False, soft_wrap=True)
         return 1
-    for table in (team_table(config, prepared), step_table(config, prepared)):
+    for table in (team_table(config, prepared), model_table(prepared), step_table(config, prepared)):
         console.print(table)
-    for model_id in prepared.section.models:
-        console.print(f"model {model_id}: {get(config, 'actor_rollout_ref.model.path')}", markup=False, soft_wrap=True)
+    for model_id, policy in prepared.policies.items():
+        console.print(f"model {model_id}: {get(policy, 'actor_rollout_ref.model.path')}", markup=False, soft_wrap=True)
     filled = ", ".join(f"{k}={v}" for k, v in prepared.filled.items()) or "nothing"
     console.print(f"filled in: {filled}", markup=False, soft_wrap=True)
     for line in switched(config):
@@ -83,25 +84,13 @@ def _folder(path: str) -> Path:
     return folder
 
 
-def _validate_with_verl(config: DictConfig) -> None:
-    """verl's own `validate_config`, whose refusals are assertions."""
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
-    with open_dict(config):
-        config.critic.enable = False  # refused above where it is on; set, verl doesn't warn that it guessed
-    try:
-        validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    except (AssertionError, ValueError, TypeError) as error:
-        raise ConfigError(f"verl refuses the configuration: {error}") from None
-
-
 def team_table(config: DictConfig, prepared: Prepared) -> Table:
     """The team: who is on which model, how each samples, and what its group is."""
     table = Table(title="team", title_justify="left")
     for column in ("agent", "model", "trained", "temperature", "top_p", "prompt", "response", "penalty", "group"):
         table.add_column(column)
     section, rollout = prepared.section, "actor_rollout_ref.rollout"
+    policies = prepared.policies
     agents = prepared.workflow.agents if prepared.workflow else tuple(section.agents) or ("default",)
     for agent_id in agents:
         agent = section.agent(agent_id)
@@ -109,11 +98,11 @@ def team_table(config: DictConfig, prepared: Prepared) -> Table:
         table.add_row(
             agent_id,
             agent.model,
-            "yes" if agent.trainable else "no",
-            _shown(own.temperature, get(config, f"{rollout}.temperature")),
-            _shown(own.top_p, get(config, f"{rollout}.top_p")),
-            _shown(agent.prompt_length, get(config, f"{rollout}.prompt_length")),
-            _shown(agent.response_length, get(config, f"{rollout}.response_length")),
+            "yes" if section.trained(agent_id) else "no",
+            _shown(own.temperature, get(policies[agent.model], f"{rollout}.temperature")),
+            _shown(own.top_p, get(policies[agent.model], f"{rollout}.top_p")),
+            _shown(agent.prompt_length, get(policies[agent.model], f"{rollout}.prompt_length")),
+            _shown(agent.response_length, get(policies[agent.model], f"{rollout}.response_length")),
             f"{agent.invalid_penalty:g}",
             group_of(config, prepared),
         )
@@ -140,15 +129,38 @@ def step_table(config: DictConfig, prepared: Prepared) -> Table:
     """Sizes of a step: sessions, rows, updates, padding."""
     prompts, n = int(get(config, "data.train_batch_size")), int(get(config, "actor_rollout_ref.rollout.n", 1))
     sessions = prompts * n
-    updates = prepared.section.updates_per_step
-    if updates is None:
-        updates = max(1, prompts // int(get(config, "actor_rollout_ref.actor.ppo_mini_batch_size")))
-    ranks = int(get(config, "trainer.n_gpus_per_node", 1)) * int(get(config, "trainer.nnodes", 1))
     table = Table("step", "value", title="one step", title_justify="left")
     table.add_row("sessions", f"{sessions} ({prompts} prompts x {n})")
     table.add_row("rows", _rows(prepared, sessions))
-    table.add_row("updates", f"{updates} x {get(config, 'actor_rollout_ref.actor.ppo_epochs', 1)} epochs")
-    table.add_row("padding rows", f"at most {updates * ranks - 1} ({ranks} ranks x {updates} updates - 1)")
+    for model_id, policy in prepared.policies.items():
+        if not prepared.section.models[model_id].trainable:
+            continue
+        whose = "" if len(prepared.policies) == 1 else f" of {model_id}"
+        updates = prepared.section.updates(model_id) or default_updates(policy)
+        ranks = pool_of(prepared.pools, model_id).gpus
+        table.add_row(f"updates{whose}", f"{updates} x {get(policy, 'actor_rollout_ref.actor.ppo_epochs', 1)} epochs")
+        table.add_row(f"padding rows{whose}", f"at most {updates * ranks - 1} ({ranks} ranks x {updates} updates - 1)")
+    return table
+
+
+def model_table(prepared: Prepared) -> Table:
+    """The models: how each is trained and served, and where."""
+    table = Table(title="models", title_justify="left")
+    for column in ("model", "agents", "trained", "strategy", "lr", "engine", "GPUs a server", "pool"):
+        table.add_column(column)
+    section = prepared.section
+    for model_id, policy in prepared.policies.items():
+        trained, pool = section.models[model_id].trainable, pool_of(prepared.pools, model_id)
+        table.add_row(
+            model_id,
+            ", ".join(section.agents_of(model_id)) or "all",
+            "yes" if trained else "no (served)",
+            str(get(policy, "actor_rollout_ref.actor.strategy")) if trained else "-",
+            f"{get(policy, 'actor_rollout_ref.actor.optim.lr'):g}" if trained else "-",
+            str(get(policy, "actor_rollout_ref.rollout.name")),
+            str(server_size(policy)),
+            f"{pool.name}: {pool.nnodes} x {pool.n_gpus_per_node}" + (" (shared)" if pool.shared else ""),
+        )
     return table
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 app = typer.Typer(
@@ -30,12 +33,35 @@ def check(context: typer.Context) -> None:
     raise typer.Exit(run(context.args))
 
 
+@app.command(context_settings=PASS_ON)
+def plan(context: typer.Context) -> None:
+    """Estimate what a configuration needs of each GPU, without one; main_ppo's arguments and --gpu-memory GIB (80)."""
+    from verl_drmas.plan.command import main as run
+
+    raise typer.Exit(run(context.args))
+
+
 @app.command(context_settings=PASS_ON, add_help_option=False)
 def data(context: typer.Context) -> None:
     """Build the parquet files that training and validation read."""
     from verl_drmas.data.commands import data_app
 
     data_app(args=context.args, prog_name="verl-drmas data")
+
+
+@app.command()
+def export(
+    checkpoint: Annotated[Path, typer.Argument(help="A global_step_N folder, or one model's: .../actor/<model id>.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; of a global_step_N, DIR/<model id>.", metavar="DIR")],
+    model: Annotated[str | None, typer.Option(help="Only this model of a global_step_N folder.", metavar="ID")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let transformers run code that comes with a model.")
+    ] = False,
+) -> None:
+    """Write the models of a checkpoint in Hugging Face format."""
+    from verl_drmas.export import main as run
+
+    raise typer.Exit(run(checkpoint, out, model, trust_remote_code=trust_remote_code))
 
 
 def main() -> None:

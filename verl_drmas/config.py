@@ -5,7 +5,9 @@ Nothing here imports Ray or verl. `check.py` holds the section against the rest 
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
@@ -16,8 +18,15 @@ from pydantic.dataclasses import dataclass
 
 STRICT = ConfigDict(extra="forbid")
 SECTION = "drmas"
+OWN_POOL = "run"  # the pool of models that name none
 Share = Annotated[float, Field(ge=0, le=1)]
 T = TypeVar("T")
+
+
+NO_ADAPTERS = (
+    "agents can't be adapters on one base model: a verl 0.9 worker group trains one adapter, and its engine serves one "
+    "(verl#7909, open; verl#4421 before it); give each agent a model of its own with actor_rollout_ref.model.lora_rank"
+)
 
 
 class ConfigError(ValueError):
@@ -71,7 +80,32 @@ class AgentConfig:
 
 @dataclass(config=STRICT)
 class ModelConfig:
-    """One model. `{}` is `actor_rollout_ref` as it stands."""
+    """One model. `{}` is `actor_rollout_ref` as it stands, in the run's own pool.
+
+    Attributes:
+        trainable: False serves the model as it is on disk, without training workers.
+        actor_rollout_ref: What differs from the run's `actor_rollout_ref`; composed while interpolations are open, so
+            that keys that follow from others follow (compose.py).
+        pool: The pool (a key of `drmas.pools`) whose GPUs the model trains and serves on; None: the run's own, of
+            `trainer.n_gpus_per_node` x `trainer.nnodes`.
+        updates_per_step: As `drmas.updates_per_step`, for this model alone.
+        init_from: A checkpoint folder `.../global_step_N/actor/<model id>` whose weights (not its optimiser) the model
+            starts from; a resume goes before. A reference model stays at `model.path`.
+    """
+
+    trainable: bool = True
+    actor_rollout_ref: dict[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    updates_per_step: PositiveInt | None = None
+    init_from: str | None = None
+
+
+@dataclass(config=STRICT)
+class PoolConfig:
+    """GPUs that models share (several name the pool) or have to themselves."""
+
+    n_gpus_per_node: PositiveInt
+    nnodes: PositiveInt = 1
 
 
 @dataclass(config=STRICT)
@@ -130,7 +164,8 @@ class DrmasConfig:
         workflow: `{name: <registry name or import path>, ...its settings}`; None: the rows come from a stock agent
             loop.
         agents: The team, by agent id.
-        models: The models, by model id.
+        models: The models, by model id; empty: one, `base`.
+        pools: Groups of GPUs beside the run's own, by name.
         updates_per_step: Optimizer updates per step; None: `data.train_batch_size / actor.ppo_mini_batch_size`, what
             verl does for a workflow with one row a session.
         group_by: `agent` runs one of verl's own group estimators per (prompt, agent).
@@ -142,7 +177,8 @@ class DrmasConfig:
 
     workflow: dict[str, Any] | None = None
     agents: dict[str, AgentConfig] = field(default_factory=dict)
-    models: dict[str, ModelConfig] = field(default_factory=lambda: {"base": ModelConfig()})
+    models: dict[str, ModelConfig] = field(default_factory=dict)
+    pools: dict[str, PoolConfig] = field(default_factory=dict)
     updates_per_step: PositiveInt | None = None
     group_by: Literal["prompt", "agent"] = "prompt"
     request_seed: int | None = None
@@ -153,17 +189,73 @@ class DrmasConfig:
 
     def __post_init__(self):
         if not self.models:
-            raise ValueError("models is empty; give at least one, for example `models: {base: {}}`")
+            self.models = {"base": ModelConfig()}
         for agent_id, agent in self.agents.items():
             if agent.model not in self.models:
-                raise ValueError(f"agents.{agent_id}.model is {agent.model!r}; {nearest(agent.model, self.models)}")
+                raise ValueError(
+                    f"agents.{agent_id}.model is {agent.model!r}, which drmas.models doesn't list; "
+                    f"{nearest(agent.model, self.models)}"
+                )
+        for model_id, model in self.models.items():
+            self._check_model(model_id, model)
+        for pool in self.pools:
+            if pool == OWN_POOL:
+                raise ValueError(f"pools.{pool}: {pool!r} is the name of the run's own pool; choose another")
+            if pool not in {m.pool for m in self.models.values()}:
+                raise ValueError(f"pools.{pool}: no model is in it; set drmas.models.<id>.pool={pool}, or drop it")
+        if not any(model.trainable for model in self.models.values()):
+            raise ValueError("models has no trainable model; a run trains at least one")
+
+    def _check_model(self, model_id: str, model: ModelConfig) -> None:
+        key = f"models.{model_id}"
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", model_id):
+            raise ValueError(f"{key}: {model_id!r} names a folder and metrics; use letters, digits, '_', '-' and '.'")
+        if not self.agents and len(self.models) > 1:
+            raise ValueError(f"{key}: no agent is listed; drmas.agents.<id>.model says who is on which model")
+        if self.agents and not self.agents_of(model_id):
+            used = sorted({agent.model for agent in self.agents.values()})
+            raise ValueError(f"{key}: no agent is on it (agents are on {', '.join(used)}); give it one, or drop it")
+        if model.pool is not None and model.pool not in self.pools:
+            raise ValueError(
+                f"{key}.pool is {model.pool!r}, which drmas.pools doesn't list; {nearest(model.pool, self.pools)}"
+            )
+        if not model.trainable:
+            for part in ("actor", "ref"):
+                if part in model.actor_rollout_ref:
+                    raise ValueError(
+                        f"{key}.actor_rollout_ref.{part} is set, but the model is frozen (trainable: false) and has no "
+                        "optimiser or training worker; drop the override, or train the model"
+                    )
+            for name in ("updates_per_step", "init_from"):
+                if getattr(model, name) is not None:
+                    raise ValueError(f"{key}.{name} is set, but the model is frozen (trainable: false); drop it")
+
+    def agents_of(self, model_id: str) -> list[str]:
+        """The agents on a model."""
+        return [agent_id for agent_id, agent in self.agents.items() if agent.model == model_id]
+
+    def trained(self, agent_id: str) -> bool:
+        """True if the agent's rows enter updates: the agent and its model are trainable."""
+        agent = self.agent(agent_id)
+        return agent.trainable and self.models[agent.model].trainable
+
+    def only(self, model_id: str) -> DrmasConfig:
+        """The section with this model's agents alone."""
+        narrowed = copy.copy(self)
+        narrowed.agents = {agent_id: self.agents[agent_id] for agent_id in self.agents_of(model_id)}
+        return narrowed
 
     def mixes_temperature(self, default: float) -> bool:
-        """True if a trained agent samples at another temperature than the run's `default`."""
-        return any(a.trainable and a.sampling.temperature not in (None, default) for a in self.agents.values())
+        """True if a trained agent samples at another temperature than `default`."""
+        own = {agent.sampling.temperature for agent_id, agent in self.agents.items() if self.trained(agent_id)}
+        return bool(own - {None, default})
+
+    def updates(self, model_id: str) -> int | None:
+        """Optimizer updates per step of a model; None: as verl has it."""
+        return self.models[model_id].updates_per_step or self.updates_per_step
 
     def agent(self, agent_id: str) -> AgentConfig:
-        """An agent's settings; one the section doesn't list (rows of a stock agent loop) is on the only model."""
+        """An agent's settings; one the section doesn't list (rows of a stock agent loop) is on the first model."""
         return self.agents.get(agent_id) or AgentConfig(model=next(iter(self.models)))
 
 
@@ -204,6 +296,8 @@ def _one_line(error: ValidationError, cls: type, path: str) -> str:
     key = ".".join([path, *location])
     value = first.get("input")
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        if location[0] == "agents" and re.search("lora|adapter", location[-1]):
+            return f"{key}: {NO_ADAPTERS}"
         owner = _class_at(cls, location[:-1])
         known = [f.name for f in fields(owner)] if owner else []
         return f"{key}: unknown key; {nearest(location[-1], known)}"

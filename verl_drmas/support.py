@@ -83,6 +83,13 @@ SWITCHES = (
         lambda c, d: d.advantage.balance != "none" and bool(get(c, "algorithm.rollout_correction.bypass_mode", False)),
     ),
     Switch(
+        "algorithm.rollout_correction.rollout_is_batch_normalize",
+        "supported with one model: it divides by a mean over the rows of all of them",
+        lambda c, d: (
+            len(d.models) > 1 and bool(get(c, "algorithm.rollout_correction.rollout_is_batch_normalize", False))
+        ),
+    ),
+    Switch(
         "algorithm.use_pf_ppo",
         "refused: it resamples rows of one advantage estimator, gae, only",
         lambda c, _: bool(get(c, "algorithm.use_pf_ppo", False)),
@@ -129,24 +136,39 @@ SWITCHES = (
         ),
     ),
     Switch(
+        "actor_rollout_ref.actor.checkpoint.async_save",
+        "refused: the tracker of a step is written when all its models are, and nobody is told when an async save ends",
+        lambda c, _: bool(get(c, "actor_rollout_ref.actor.checkpoint.async_save", False)),
+    ),
+    Switch(
         "actor_rollout_ref.rollout.calculate_log_probs",
         "must be true with a frozen agent: its rows keep the sampled log-probs",
         lambda c, d: (
             not get(c, "actor_rollout_ref.rollout.calculate_log_probs", True)
-            and any(not a.trainable for a in d.agents.values())
+            and not all(d.trained(agent_id) for agent_id in d.agents)
         ),
         default=True,
     ),
 )
 
 
-def refusals(config: Any, section: DrmasConfig) -> list[str]:
-    """One line for every switch that stands in the way of a team run."""
-    lines = [
-        f"{s.key}={get(config, s.key)}: {s.says}"
+def switch_refusals(policy: Any, section: DrmasConfig) -> list[str]:
+    """One line for every switch that stands in the way of one model.
+
+    Args:
+        policy: The run's configuration as the model sees it.
+        section: The section with this model's agents alone.
+    """
+    return [
+        f"{s.key}={get(policy, s.key)}: {s.says}"
         for s in SWITCHES
-        if s.refused is not None and s.refused(config, section)
+        if s.refused is not None and s.refused(policy, section)
     ]
+
+
+def estimator_refusals(config: Any, section: DrmasConfig) -> list[str]:
+    """One line if the estimator can't be a team's, or doesn't fit `drmas.group_by`."""
+    lines = []
     estimator = str(get(config, "algorithm.adv_estimator", "gae"))
     per_agent = section.group_by == "agent"
     if estimator in REFUSED_ESTIMATORS:

@@ -1,10 +1,12 @@
-"""Builds models of less than a million random weights, with tokenizers, so that verl and vLLM run fast on a CPU.
+"""Builds models of about a million random weights, with tokenizers, so that verl and vLLM run fast on a CPU.
 
 Two styles read arithmetic one character a token; the third reads any text:
 
 * ``llama``  Llama, character tokens, a message list renders to its bare contents;
 * ``qwen3``  Qwen3 of the same size whose ids mean other characters, for teams whose agents don't share a tokenizer;
 * ``chatml`` Qwen3 over byte-level BPE with a ChatML template, for end-to-end runs on real questions.
+
+Each comes in three sizes, for teams of unequal models.
 
 ``python -m recipes.cpu_arithmetic.tiny_model OUT --style chatml`` builds one from the shell.
 """
@@ -29,6 +31,13 @@ from transformers import (
 logger = logging.getLogger(__name__)
 
 Style = Literal["llama", "qwen3", "chatml"]
+Size = Literal["small", "medium", "large"]
+
+SHAPES: dict[Size, dict[str, int]] = {
+    "small": {"hidden_size": 96, "intermediate_size": 256, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "medium": {"hidden_size": 128, "intermediate_size": 344, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "large": {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 6, "num_key_value_heads": 2},
+}
 
 CHARACTER_VOCABULARY = 64
 BYTE_VOCABULARY = 320
@@ -97,29 +106,28 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build(
-    style: Style = "llama", *, seed: int = 0, max_position_embeddings: int = 256
+    style: Style = "llama", *, size: Size = "medium", seed: int = 0, max_position_embeddings: int = 256
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Returns a random float32 model of about 0.74 million weights and its tokenizer.
+    """Returns a random float32 model and its tokenizer.
 
     Args:
         style: see the module's docstring.
+        size: ``small``, ``medium`` or ``large``: about 0.4, 0.74 and 1.6 million weights.
         seed: of the weights; the global torch generator is left as it was.
         max_position_embeddings: longest sequence in tokens, prompt and response together.
 
     Raises:
-        ValueError: unknown style.
+        ValueError: unknown style or size.
     """
-    if style not in get_args(Style):
-        raise ValueError(f"style: {style!r} is unknown; use one of {', '.join(get_args(Style))}")
+    for name, value, known in (("style", style, get_args(Style)), ("size", size, get_args(Size))):
+        if value not in known:
+            raise ValueError(f"{name}: {value!r} is unknown; use one of {', '.join(known)}")
     tokenizer = byte_tokenizer() if style == "chatml" else character_tokenizer(style)
     tokenizer.model_max_length = max_position_embeddings
     shape = {
         "vocab_size": len(tokenizer),
-        "hidden_size": 128,
-        "intermediate_size": 344,
+        **SHAPES[size],
         "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
         "head_dim": 32,
         "max_position_embeddings": max_position_embeddings,
         "pad_token_id": tokenizer.pad_token_id,
@@ -146,13 +154,19 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path) 
 
 
 def build_tiny_model(
-    out: str | Path, *, style: Style = "llama", seed: int = 0, max_position_embeddings: int = 256
+    out: str | Path,
+    *,
+    style: Style = "llama",
+    size: Size = "medium",
+    seed: int = 0,
+    max_position_embeddings: int = 256,
 ) -> Path:
     """Builds a random model and writes it to the folder `out`, ready for ``actor_rollout_ref.model.path``.
 
     Args:
         out: folder, made where absent.
         style: see the module's docstring.
+        size: see `build`.
         seed: of the weights.
         max_position_embeddings: longest sequence in tokens.
 
@@ -160,16 +174,19 @@ def build_tiny_model(
         The folder.
 
     Raises:
-        ValueError: unknown style.
+        ValueError: unknown style or size.
     """
-    model, tokenizer = build(style, seed=seed, max_position_embeddings=max_position_embeddings)
+    model, tokenizer = build(style, size=size, seed=seed, max_position_embeddings=max_position_embeddings)
     return save(model, tokenizer, Path(out))
 
 
-def _main(out: Path, style: str = "llama", seed: int = 0, max_position_embeddings: int = 256) -> None:
+def _main(
+    out: Path, style: str = "llama", size: str = "medium", seed: int = 0, max_position_embeddings: int = 256
+) -> None:
     """Write a tiny random model and its tokenizer to the folder OUT."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    build_tiny_model(out, style=style, seed=seed, max_position_embeddings=max_position_embeddings)  # type: ignore[arg-type]
+    limits = {"seed": seed, "max_position_embeddings": max_position_embeddings}
+    build_tiny_model(out, style=style, size=size, **limits)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Prepares the arithmetic team's model: taught by examples, then made unsure again, so that training has room to show.
+"""Prepares a model of the arithmetic team: taught by examples, then made unsure, so that training has room to show.
 
-Two phases. The clean phase teaches both roles from true examples until a gate finds them nearly perfect on the training
-problems. The noisy phase keeps that knowledge and flattens the answers: its labels are wrong for a share of the
-examples, steered by what is measured, and it stops as soon as a second gate finds both roles in their bands. Both
-phases are bounded; what a seed needs more, it gets, and a seed that can't be brought into the bands ends with an error
-that tells what was measured.
+A model is taught both roles, or one where it plays only that. Two phases: the clean phase teaches from true examples
+until a gate finds every role nearly perfect on the training problems. The noisy phase keeps that knowledge and flattens
+the answers: its labels are wrong for a share of the examples, steered by what is measured, and it stops as soon as a
+second gate finds every role in its band. Both phases are bounded; what a seed needs more, it gets, and a seed that
+can't be brought into the bands ends with an error that tells what was measured.
 
 ``python -m recipes.cpu_arithmetic.warm_start OUT --seed 1`` does it from the shell.
 """
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import typer
@@ -32,6 +33,8 @@ from verl_drmas.data.parquet import write_rows
 logger = logging.getLogger(__name__)
 
 Measures = dict[str, float]
+Role = Literal["solver", "verifier"]
+ROLES: tuple[Role, ...] = ("solver", "verifier")
 
 
 class WarmStartError(RuntimeError):
@@ -44,11 +47,13 @@ class Settings:
 
     Attributes:
         style: ``llama`` or ``qwen3``, see `tiny_model`.
+        size: of the model, see `tiny_model`.
+        roles: that the model is taught; gates and bands of the others are not looked at.
         seed: of weights, examples and the split of the problems.
         max_position_embeddings: longest sequence of the model in tokens.
         held_out: problems kept for validation, of 100.
         threads: of torch; sums, and so weights, depend on it. On a busy machine two were slower than one.
-        batch: examples a step.
+        batch: examples a step of a model with both roles; one with a single role gets that role's share of them.
         solver_share: of a batch; the rest is the verifier's, half right and half wrong proposals.
         clean_steps: of the clean phase.
         clean_rate: its highest learning rate; warmed up over 30 steps, lowered to 0 over the last two fifths. Muon
@@ -68,6 +73,8 @@ class Settings:
     """
 
     style: tiny_model.Style = "llama"
+    size: tiny_model.Size = "medium"
+    roles: tuple[Role, ...] = ROLES
     seed: int = 1
     max_position_embeddings: int = 256
     held_out: int = 16
@@ -88,6 +95,11 @@ class Settings:
     solver_band: tuple[float, float] = (0.32, 0.55)
     verifier_band: tuple[float, float] = (0.55, 0.65)
     verifier_class_floor: float = 0.48
+
+    @property
+    def name(self) -> str:
+        """What is made, without what it is made by."""
+        return f"{self.style}-{self.size}-{'-'.join(self.roles)}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -110,23 +122,29 @@ def sequence_log_prob(model: PreTrainedModel, table: Table) -> Tensor:
 
 
 @torch.no_grad()
-def measure(model: PreTrainedModel, lessons: Lessons) -> Measures:
+def measure(model: PreTrainedModel, lessons: Lessons, taught: Sequence[Role] = ROLES) -> Measures:
     """Returns how often each role succeeds when it samples at temperature 1.
 
+    Args:
+        model: to be measured.
+        lessons: of the problems to measure it on.
+        taught: the roles to measure.
+
     Returns:
-        ``solver``, ``verifier_right``, ``verifier_wrong`` (accuracy on right and on wrong proposals) and ``verifier``,
+        ``solver``; ``verifier_right``, ``verifier_wrong`` (accuracy on right and on wrong proposals) and ``verifier``,
         the mean of the two: exact probabilities, averaged over the lessons' prompts.
     """
-    solver, right, wrong = (
-        sequence_log_prob(model, table).exp().mean().item()
-        for table in (lessons.problems, lessons.right[0], lessons.wrong[0])
-    )
-    return {
-        "solver": round(solver, 4),
-        "verifier": round((right + wrong) / 2, 4),
-        "verifier_right": round(right, 4),
-        "verifier_wrong": round(wrong, 4),
-    }
+
+    def success(table: Table) -> float:
+        return sequence_log_prob(model, table).exp().mean().item()
+
+    measures = {}
+    if "solver" in taught:
+        measures["solver"] = success(lessons.problems)
+    if "verifier" in taught:
+        right, wrong = success(lessons.right[0]), success(lessons.wrong[0])
+        measures |= {"verifier": (right + wrong) / 2, "verifier_right": right, "verifier_wrong": wrong}
+    return {name: round(value, 4) for name, value in measures.items()}
 
 
 class _Teacher:
@@ -136,12 +154,13 @@ class _Teacher:
         self.model, self.settings, self.generator = model, settings, generator
         solver = round(settings.batch * settings.solver_share)
         right = (settings.batch - solver) // 2
-        self.parts = (
-            (lessons.solver, solver),
-            (lessons.right, right),
-            (lessons.wrong, settings.batch - solver - right),
-        )
-        self.truth = (1.0, 1.0, 1.0)
+        parts: list[tuple[Role, tuple[Table, Table], int]] = [
+            ("solver", lessons.solver, solver),
+            ("verifier", lessons.right, right),
+            ("verifier", lessons.wrong, settings.batch - solver - right),
+        ]
+        self.parts = [part for part in parts if part[0] in settings.roles]
+        self.truth: dict[Role, float] = dict.fromkeys(settings.roles, 1.0)
 
     def steer(self, measures: Measures) -> None:
         """Sets how probable the true answers are in the noisy labels: less than the target where success is above it.
@@ -154,9 +173,10 @@ class _Teacher:
             gain = 3.0 if success < target else 1.0
             return min(max(target + gain * (target - success), least), 0.9)
 
-        solver = share(self.settings.solver_target, measures["solver"], least=0.1)
-        verifier = share(self.settings.verifier_target, measures["verifier"], least=0.5)
-        self.truth = (solver, verifier, verifier)
+        bounds = {"solver": (self.settings.solver_target, 0.1), "verifier": (self.settings.verifier_target, 0.5)}
+        for role in self.settings.roles:
+            target, least = bounds[role]
+            self.truth[role] = share(target, measures[role], least)
 
     def clean(self, steps: int, rate: float) -> None:
         """Takes all steps of a clean round."""
@@ -179,9 +199,10 @@ class _Teacher:
 
     def _step(self, optimisers: Sequence[torch.optim.Optimizer], rate: float, *, noisy: bool) -> None:
         tables, weights = [], []
-        for ((truthful, opposite), count), share in zip(self.parts, self.truth, strict=True):
+        for role, (truthful, opposite), count in self.parts:
             rows = torch.randint(len(truthful), (count,), generator=self.generator)
             # Both answers of a prompt, weighted: what label noise is on average, without its variance.
+            share = self.truth[role]
             for table, weight in ((truthful, share), (opposite, 1.0 - share)) if noisy else ((truthful, 1.0),):
                 tables.append(table.take(rows))
                 weights.append(torch.full((count,), weight))
@@ -222,40 +243,45 @@ def teach(
         )
         teacher.clean(now, rate)
         steps += now
-        clean = measure(model, lessons)
-        logger.info("clean phase, %d steps: %s", steps, clean)
-        if clean["solver"] >= settings.clean_solver and clean["verifier"] >= settings.clean_verifier:
+        clean = measure(model, lessons, settings.roles)
+        logger.info("%s: clean phase, %d steps: %s", settings.name, steps, clean)
+        if _sure(clean, settings):
             break
     else:
         raise WarmStartError(
-            f"seed {settings.seed}: after {steps} clean steps {clean}, needs solver >= {settings.clean_solver} and "
+            f"{settings.name}: after {steps} clean steps {clean}, needs solver >= {settings.clean_solver} and "
             f"verifier >= {settings.clean_verifier}; raise clean_steps or extra_rounds"
         )
-    measured = {"clean": {"steps": steps, "train": clean, "held_out": measure(model, held_out)}}
+    measured = {"clean": {"steps": steps, "train": clean, "held_out": measure(model, held_out, settings.roles)}}
     teacher.steer(clean)
     for step in teacher.noisy():
         if step % settings.check_every:
             continue
-        final = measure(model, lessons)
-        logger.info("noisy phase, %d steps: %s", step, final)
+        final = measure(model, lessons, settings.roles)
+        logger.info("%s: noisy phase, %d steps: %s", settings.name, step, final)
         if _unsure(final, settings):
-            measured["final"] = {"steps": step, "train": final, "held_out": measure(model, held_out)}
+            measured["final"] = {"steps": step, "train": final, "held_out": measure(model, held_out, settings.roles)}
             return measured
         teacher.steer(final)
     raise WarmStartError(
-        f"seed {settings.seed}: after {settings.noisy_steps} noisy steps {final}, needs solver in "
+        f"{settings.name}: after {settings.noisy_steps} noisy steps {final}, needs solver in "
         f"{settings.solver_band}, verifier in {settings.verifier_band} and both its classes >= "
         f"{settings.verifier_class_floor}; raise noisy_steps or move the targets"
     )
 
 
+def _sure(measures: Measures, settings: Settings) -> bool:
+    """Passes the clean gate; a role that isn't taught has no measure to fail it."""
+    gates = {"solver": settings.clean_solver, "verifier": settings.clean_verifier}
+    return all(measures[role] >= gate for role, gate in gates.items() if role in measures)
+
+
 def _unsure(measures: Measures, settings: Settings) -> bool:
-    low, high = settings.solver_band
-    lower, higher = settings.verifier_band
-    return (
-        low <= measures["solver"] <= high
-        and lower <= measures["verifier"] <= higher
-        and min(measures["verifier_right"], measures["verifier_wrong"]) >= settings.verifier_class_floor
+    """Every taught role is in its band."""
+    bands = {"solver": settings.solver_band, "verifier": settings.verifier_band}
+    classes = [measures[name] for name in ("verifier_right", "verifier_wrong") if name in measures]
+    return all(low <= measures[role] <= high for role, (low, high) in bands.items() if role in measures) and all(
+        accuracy >= settings.verifier_class_floor for accuracy in classes
     )
 
 
@@ -280,7 +306,10 @@ def train_model(settings: Settings) -> tuple[PreTrainedModel, PreTrainedTokenize
     """
     train, val = arithmetic_rows(held_out=settings.held_out, seed=settings.seed)
     model, tokenizer = tiny_model.build(
-        settings.style, seed=settings.seed, max_position_embeddings=settings.max_position_embeddings
+        settings.style,
+        size=settings.size,
+        seed=settings.seed,
+        max_position_embeddings=settings.max_position_embeddings,
     )
     lessons, held_out = (Lessons.of(roles.problems(rows), tokenizer) for rows in (train, val))
     with _threads(settings.threads):
@@ -299,7 +328,7 @@ def warm_start(folder: str | Path, settings: Settings | None = None) -> WarmStar
         WarmStartError: see `teach`; nothing is left in the cache then.
     """
     settings = settings or Settings()
-    place = Path(folder) / f"{settings.style}-seed{settings.seed}-{_fingerprint(settings)}"
+    place = Path(folder) / f"{settings.name}-{_fingerprint(settings)}"
     files = place / "model", place / "train.parquet", place / "val.parquet", place / "warm_start.json"
     if not place.exists():
         started = time.monotonic()
@@ -327,10 +356,18 @@ def _fingerprint(settings: Settings) -> str:
     return digest.hexdigest()[:10]
 
 
-def _main(out: Path, style: str = "llama", seed: int = 1, threads: int = 1) -> None:
+def _main(
+    out: Path,
+    style: str = "llama",
+    size: str = "medium",
+    role: list[str] | None = None,
+    seed: int = 1,
+    threads: int = 1,
+) -> None:
     """Write a warm-started model, train.parquet, val.parquet and warm_start.json below the folder OUT."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    made = warm_start(out, Settings(style=style, seed=seed, threads=threads))  # type: ignore[arg-type]
+    roles_taught = tuple(role or ROLES)
+    made = warm_start(out, Settings(style=style, size=size, roles=roles_taught, seed=seed, threads=threads))  # type: ignore[arg-type]
     logger.info("%s\n%s", made.report.parent, json.dumps(made.measured, indent=2))
 
 

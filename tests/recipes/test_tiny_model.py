@@ -74,6 +74,14 @@ def test_size_and_seed():
     assert not torch.equal(weights[0], weights[2])
 
 
+@pytest.mark.parametrize(("size", "millions"), [("small", 0.4), ("medium", 0.74), ("large", 1.6)])
+@pytest.mark.parametrize("style", ["llama", "qwen3"])
+def test_sizes(style, size, millions):
+    model, _ = build(style, size=size)
+    assert model.num_parameters() / 1e6 == pytest.approx(millions, rel=0.05)
+    assert model.config.num_attention_heads * model.config.head_dim == model.config.hidden_size
+
+
 def test_building_leaves_the_callers_random_state(folders):
     torch.manual_seed(0)
     expected = torch.rand(1)
@@ -82,6 +90,8 @@ def test_building_leaves_the_callers_random_state(folders):
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_an_unknown_style_is_named():
-    with pytest.raises(ValueError, match=r"'gpt'.*llama, qwen3, chatml"):
+def test_an_unknown_style_or_size_is_named():
+    with pytest.raises(ValueError, match=r"style: 'gpt'.*llama, qwen3, chatml"):
         build("gpt")
+    with pytest.raises(ValueError, match=r"size: 'huge'.*small, medium, large"):
+        build("llama", size="huge")

@@ -107,6 +107,37 @@ def test_writes_everything_and_reuses_it(tmp_path, monkeypatch):
         warm_start.warm_start(tmp_path, dataclasses.replace(QUICK, noisy_rate=2e-4))
 
 
+@pytest.mark.parametrize(
+    ("taught", "measured", "rows"),
+    [
+        (("solver",), {"solver"}, 6),
+        (("verifier",), {"verifier", "verifier_right", "verifier_wrong"}, 10),
+        (warm_start.ROLES, {"solver", "verifier", "verifier_right", "verifier_wrong"}, 16),
+    ],
+)
+def test_a_role_that_is_not_taught_costs_nothing_and_fails_no_gate(monkeypatch, taught, measured, rows):
+    model, tokenizer = tiny_model.build("llama", seed=0)
+    impossible = {
+        key: value
+        for role in set(warm_start.ROLES) - set(taught)
+        for key, value in ((f"clean_{role}", 2.0), (f"{role}_band", (2.0, 2.0)))
+    }
+    settings = dataclasses.replace(QUICK, roles=taught, extra_rounds=0, **impossible)
+    sizes, stack = set(), roles.stack
+    monkeypatch.setattr(roles, "stack", lambda tables: sizes.add(sum(map(len, tables))) or stack(tables))
+    lessons = Lessons.of([Problem("3+4", 7)], tokenizer)
+    seen = warm_start.teach(model, lessons, lessons, settings, torch.Generator().manual_seed(0))
+    assert set(seen["clean"]["train"]) == set(seen["final"]["held_out"]) == measured
+    assert sizes == {rows, 2 * rows}  # clean, and noisy with both answers
+
+
+def test_a_warm_start_is_named_by_what_it_is(tmp_path):
+    made = warm_start.warm_start(tmp_path, dataclasses.replace(QUICK, style="qwen3", size="small", roles=("solver",)))
+    assert made.report.parent.name.startswith("qwen3-small-solver-seed1-")
+    assert AutoModelForCausalLM.from_pretrained(made.model).num_parameters() < 5e5
+    assert made.measured["settings"]["roles"] == ["solver"]
+
+
 def test_equal_seeds_give_equal_weights_and_other_seeds_others():
     first, again, other = (
         torch.cat([p.detach().flatten() for p in train_model(dataclasses.replace(QUICK, seed=seed))[0].parameters()])
@@ -135,9 +166,12 @@ def test_a_noisy_phase_that_misses_its_bands_fails_with_numbers(change):
 @pytest.mark.parametrize(
     ("measured", "truth"),
     [
-        ({"solver": 0.9, "verifier": 0.9}, (0.1, 0.5, 0.5)),  # nearly perfect: as unsure as is allowed
-        ({"solver": 0.4, "verifier": 0.6}, (0.4, 0.6, 0.6)),  # on target: the target holds it there
-        ({"solver": 0.3, "verifier": 0.55}, (0.7, 0.75, 0.75)),  # too low: pulled up, three times as hard
+        ({"solver": 0.9, "verifier": 0.9}, {"solver": 0.1, "verifier": 0.5}),  # nearly perfect: as unsure as is allowed
+        ({"solver": 0.4, "verifier": 0.6}, {"solver": 0.4, "verifier": 0.6}),  # on target: the target holds it there
+        (
+            {"solver": 0.3, "verifier": 0.55},
+            {"solver": 0.7, "verifier": 0.75},
+        ),  # too low: pulled up, three times as hard
     ],
 )
 def test_steering_goes_against_the_deviation(llama, measured, truth):

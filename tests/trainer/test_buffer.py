@@ -48,7 +48,9 @@ def buffer(check=lambda: None, stall_timeout=10.0):
         sampler_kwargs={},
     )
     assert stock.poll_interval == 2.0
-    return TeamReplayBuffer.adopt(stock, poll_interval=0.5, stall_timeout=stall_timeout, check=check)
+    return TeamReplayBuffer.adopt(
+        stock, poll_interval=0.5, stall_timeout=stall_timeout, check=check, sampled=lambda batch: None
+    )
 
 
 def sample(built, size=1):

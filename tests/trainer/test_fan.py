@@ -5,7 +5,11 @@ import pickle
 
 import pytest
 
+from verl_drmas.placement import Pool
 from verl_drmas.trainer.fan import Fan
+from verl_drmas.trainer.lanes import Lanes
+
+SHARED = {"run": Pool("run", 1, 1, ("base", "judge"))}
 
 
 class Member:
@@ -20,7 +24,7 @@ class Member:
 
 @pytest.fixture
 def fan():
-    return Fan({"base": Member(), "judge": Member()})
+    return Fan({"base": Member(), "judge": Member()}, Lanes(SHARED))
 
 
 def test_a_call_reaches_every_member(fan):
@@ -56,9 +60,18 @@ def test_an_error_of_a_member_is_not_swallowed():
             raise RuntimeError("gone")
 
     with pytest.raises(RuntimeError, match="gone"):
-        Fan({"base": Broken()}).sleep()
+        Fan({"base": Broken()}, Lanes(SHARED)).sleep()
+
+
+def test_finished_calls_are_counted_by_model(fan):
+    fan.update_weights(1)
+    fan.update_weights(2)
+    fan.sleep_replicas()
+    assert fan.calls["base", "update_weights"] == fan.calls["judge", "update_weights"] == 2
+    assert fan.calls["judge", "sleep_replicas"] == 1
 
 
 def test_copying_and_pickling_find_no_hooks_of_the_members(fan):
     assert list(copy.copy(fan).members) == ["base", "judge"]
-    assert list(pickle.loads(pickle.dumps(Fan({"a": 1}))).members) == ["a"]
+    assert not hasattr(fan, "__getstate_of_a_member__")
+    assert pickle.dumps(Fan.__new__(Fan))

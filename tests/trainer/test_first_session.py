@@ -14,6 +14,14 @@ class Tokenizer:
         return "".join("<end>" if i == 0 else chr(96 + i) for i in ids)
 
 
+class Judge(Tokenizer):
+    """Another alphabet."""
+
+    def decode(self, ids, skip_special_tokens):
+        return super().decode(ids, skip_special_tokens).upper()
+
+
+TOKENIZERS = {"base": Tokenizer(), "judge": Judge()}
 ROWS = [
     Row("u", 2, 0, 7, "solver", "base", path="solver.0", metrics={"outcome": 1.0, "rounds": 2.0}),
     Row("u", 2, 1, 7, "verifier", "judge", valid=False),
@@ -21,7 +29,7 @@ ROWS = [
 
 
 def described(masks, responses=((3, 4, 5, 0, 6), (1,))):
-    return describe_session(ROWS, [[1, 2, 0], [2]], responses, masks, Tokenizer())
+    return describe_session(ROWS, [[1, 2, 0], [2]], responses, masks, TOKENIZERS)
 
 
 def test_shows_prompts_special_tokens_and_what_is_masked():
@@ -32,8 +40,8 @@ def test_shows_prompts_special_tokens_and_what_is_masked():
         "   prompt, 3 tokens: 'ab<end>'",
         "   response, 5 tokens, 3 trained: 'cd{{e<end>}}f'",
         "-- verifier [judge], valid: False",
-        "   prompt, 1 tokens: 'b'",
-        "   response, 1 tokens, 1 trained: 'a'",
+        "   prompt, 1 tokens: 'B'",  # each model's own tokenizer
+        "   response, 1 tokens, 1 trained: 'A'",
         "   session: outcome=1, rounds=2",
     ]
 
@@ -49,6 +57,6 @@ def test_takes_arrays_too():
 
 
 def test_rows_of_a_stock_loop_have_no_numbers_of_their_session():
-    text = describe_session([Row("u", 0, 0, 0, "default", "base")], [[1]], [[2]], [[1]], Tokenizer())
+    text = describe_session([Row("u", 0, 0, 0, "default", "base")], [[1]], [[2]], [[1]], TOKENIZERS)
     assert "session:" not in text
     assert "-- default [base]" in text

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 
+from verl_drmas.compose import default_updates
 from verl_drmas.config import parse
 from verl_drmas.trainer import policy as policy_module
-from verl_drmas.trainer.policy import Policy, default_updates, feasible_updates, policy_config, spread
+from verl_drmas.trainer.policy import Policy, feasible_updates, in_rows, spread
 
 
 @st.composite
@@ -83,8 +84,8 @@ def config(**values):
         {
             "data": {"train_batch_size": 8},
             "actor_rollout_ref": {
-                "actor": {"ppo_mini_batch_size": 4, "ppo_epochs": 2},
-                "rollout": {"n": 5, "temperature": 1.0},
+                "actor": {"ppo_mini_batch_size": 4, "ppo_epochs": 2, "optim": {"total_training_steps": -1}},
+                "rollout": {"n": 5, "temperature": 1.0, "nnodes": 0},
             },
             "trainer": {"v1": {"trainer_mode": "drmas_sync"}, "resume_mode": "auto", "checkpoint_callback_class": "x"},
             "reward": {"num_workers": 3},
@@ -102,14 +103,14 @@ def test_a_policys_configuration_counts_rows(monkeypatch):
     monkeypatch.setattr(policy_module, "validate_config", validate)
     monkeypatch.setattr(policy_module, "need_reference_policy", lambda config: False)
     run = config()
-    before = OmegaConf.to_container(run)
-    built = policy_config(run, parse({"faults": {"sync_timeout": 12.0}}), "base")
+    run.actor_rollout_ref.actor.optim.total_training_steps = 70  # set by the data loader
+    built = in_rows(config(), run, parse({"faults": {"sync_timeout": 12.0}}))
     assert seen == {"mini": 4, "n": 5}  # verl's own checks saw the user's numbers
-    assert OmegaConf.to_container(run) == before
     model = built.actor_rollout_ref
     assert model.actor.ppo_mini_batch_size * model.rollout.n == 4 * 5
     assert model.rollout.n == 1
     assert model.sync_timeout == 12.0
+    assert model.actor.optim.total_training_steps == 70
     assert built.trainer.resume_mode == "disable"
     assert built.trainer.v1.trainer_mode == "sync"
     assert built.reward.num_workers == 0
@@ -178,8 +179,7 @@ def test_an_update_is_an_equal_share_of_the_rows_and_is_logged(monkeypatch):
     metrics = {}
     built._update_actor(batch(24, [i >= 19 for i in range(24)]), metrics)
     assert metrics["mini"] == 8
-    prefix = "drmas/model/base"
-    assert metrics[f"{prefix}/rows"] == 19
-    assert metrics[f"{prefix}/padding_share"] == pytest.approx(5 / 24)
-    assert metrics[f"{prefix}/updates"] == 6  # three a step, two epochs
-    assert metrics[f"{prefix}/grad_norm"] == 0.5
+    assert (metrics["rows"], metrics["padding_rows"]) == (19, 5)
+    assert metrics["padding_share"] == pytest.approx(5 / 24)
+    assert metrics["updates"] == 6  # three a step, two epochs
+    assert metrics["actor/grad_norm"] == 0.5

@@ -6,7 +6,9 @@ import pytest
 from transfer_queue import KVBatchMeta
 
 from verl_drmas.config import parse
+from verl_drmas.placement import Pool
 from verl_drmas.rollout.rows import Row
+from verl_drmas.trainer.lanes import Lanes
 from verl_drmas.trainer.team import TeamTrainer, take
 from verl_drmas.trainer.watchdog import Watchdog
 
@@ -21,6 +23,8 @@ def trainer(rows: dict[str, Row], *, prompts=2, n=2, report=None, **section) -> 
         data=SimpleNamespace(train_batch_size=prompts),
         actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=n)),
     )
+    made._padding = {}
+    made.lanes = Lanes({"run": Pool("run", 1, 1, tuple(made.section.models))})
     made.agent_loop_manager = SimpleNamespace(report=lambda: dict(report or {}))
     made.watchdog = Watchdog([], poll=1, hang_timeout=1, on_dead=print, on_end=print)
     return made
@@ -73,19 +77,21 @@ def batch_of(made: dict[str, Row]) -> KVBatchMeta:
     return KVBatchMeta(keys=list(made), tags=[{} for _ in made], partition_id="train", extra_info={})
 
 
-def test_with_every_agent_trained_the_policy_gets_the_batch_itself():
+def test_with_every_agent_trained_the_policy_gets_the_whole_batch():
     known = rows(*ALL)
     made, policy = trainer(known), FakePolicy()
-    made.policies = {"base": policy}
-    batch = batch_of(known)
-    assert made._each("_update_actor", batch, {}) is batch
+    made.policies = made.trained = {"base": policy}
+    metrics = {}
+    after = made._each("_update_actor", batch_of(known), metrics)
+    assert after.keys == list(known)
     assert policy.seen == [list(known)]
+    assert metrics["drmas/model/base/seconds/update_actor"] >= 0
 
 
 def test_rows_of_a_frozen_agent_stay_in_the_batch_and_reach_no_policy():
     known = rows(*ALL)
     made, policy = trainer(known, trainable=False), FakePolicy()
-    made.policies = {"base": policy}
+    made.policies = made.trained = {"base": policy}
     padded = made._each("_balance_batch", batch_of(known), {})
     solver = [key for key, row in known.items() if row.agent_id == "solver"]
     assert policy.seen == [solver]

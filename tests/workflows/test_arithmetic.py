@@ -7,19 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_drmas.workflows import SessionFailed, Task
-from verl_drmas.workflows.arithmetic import Arithmetic, near_miss
+from verl_drmas.workflows import SessionFailed, Task, scripted
+from verl_drmas.workflows.arithmetic import Arithmetic, ArithmeticRival, near_miss
 from verl_drmas.workflows.scripted import ScriptedTeam
 
 
-def play(solution="7", verdict="y", *, index=0, session=0, step=0, question="3+4", answer="7", **settings):
-    """Outcome, solver action, verifier action, the proposal the verifier saw, and the workflow."""
-    workflow = Arithmetic(Arithmetic.Settings(**settings))
-    team = ScriptedTeam({"solver": [solution], "verifier": [verdict]})
+def play(solution="7", verdict="y", *, rival=None, index=0, session=0, step=0, question="3+4", answer="7", **settings):
+    """Outcome, the agents' actions, the proposal the verifier saw, and the workflow; `rival` adds a third agent."""
+    cls, scripts = (Arithmetic, {}) if rival is None else (ArithmeticRival, {"rival": [rival]})
+    workflow = cls(cls.Settings(**settings))
+    team = ScriptedTeam({"solver": [solution], "verifier": [verdict], **scripts})
     task = Task(question=question, answer=answer, index=index, session=session, step=step)
     outcome = asyncio.run(workflow.run(task, team))
-    (_, asked), (_, shown) = team.seen
-    assert asked == [{"role": "user", "content": f"S:{question}="}]
+    *asked, (_, shown) = team.seen
+    assert [agent for agent, _ in team.seen] == list(cls.agents)
+    assert all(messages == [{"role": "user", "content": f"S:{question}="}] for _, messages in asked)
     head, tail = f"V:{question}=", "?"
     text = shown[0]["content"]
     assert text.startswith(head) and text.endswith(tail)
@@ -35,6 +37,21 @@ SOLUTIONS = st.sampled_from(["7", "8", "17", "07", "", "x", "7 ", "-7", "7y", "Â
 )
 def test_a_group_of_eight_holds_four_right_proposals_whatever_the_solver_says(solutions, truth, index, step):
     shown = [play(text, answer=truth, index=index, session=s, step=step)[3] for s, text in enumerate(solutions)]
+    assert sum(proposal == truth for proposal in shown) == 4
+
+
+@settings(deadline=None)  # two busy cores
+@given(
+    st.lists(st.tuples(SOLUTIONS, SOLUTIONS), min_size=8, max_size=8),
+    st.sampled_from(["7", "0"]),
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+)
+def test_a_group_with_a_rival_is_as_balanced(said, truth, index, step):
+    shown = [
+        play(text, rival=other, answer=truth, index=index, session=s, step=step)[-2]
+        for s, (text, other) in enumerate(said)
+    ]
     assert sum(proposal == truth for proposal in shown) == 4
 
 
@@ -123,3 +140,76 @@ def test_a_failing_call_fails_the_session(agent):
 
 def test_one_turn_each():
     assert Arithmetic().activations() == {"solver": (1, 1), "verifier": (1, 1)}
+
+
+# -- with a rival ------------------------------------------------------------------------------------------------------
+
+FAR = ("30", "40")  # no near misses of 7: only an agent can have said them
+
+
+@pytest.mark.parametrize(
+    ("session", "solution", "rival", "shown"),
+    [
+        (1, "7", FAR[0], {FAR[0]}),  # a wrong one is wanted, and only the rival is wrong
+        (1, FAR[0], "7", {FAR[0]}),  # only the solver is
+        (1, FAR[0], FAR[1], set(FAR)),
+        (1, "7", "7", {"5", "6", "8", "9", "17"}),  # neither is: a near miss
+        (1, "7", "x", {"5", "6", "8", "9", "17"}),  # what is no number isn't shown
+        (0, *FAR, {"7"}),
+    ],
+)
+def test_an_answer_of_the_wanted_class_is_shown_whoever_gave_it(session, solution, rival, shown):
+    seen = {play(solution, rival=rival, session=session, step=2 * i)[-2] for i in range(40)}
+    assert seen == shown
+
+
+def test_without_balance_the_rivals_answer_is_shown_as_often():
+    seen = [play(FAR[0], rival=FAR[1], step=i, balanced=False)[-2] for i in range(100)]
+    assert 30 < seen.count(FAR[1]) < 70 and set(seen) == set(FAR)
+
+
+@pytest.mark.parametrize(("solution", "rival"), [("7", "8"), ("8", "7"), ("x", "7"), ("7", "x")])
+def test_the_teams_outcome_is_the_solvers_and_each_answers_for_itself(solution, rival):
+    outcome, first, other, _, _, workflow = play(solution, rival=rival)
+    scores = [workflow.reward(action, outcome) for action in (first, other)]
+    assert scores == [float(text == "7") for text in (solution, rival)]
+    assert [action.valid for action in (first, other)] == [text != "x" for text in (solution, rival)]
+    assert (outcome.reward, outcome.correct, outcome.answer) == (scores[0], scores[0], solution)
+    assert (outcome.metrics["solver_success"], outcome.metrics["rival_success"]) == tuple(scores)
+
+
+@pytest.mark.parametrize(("verdict", "accuracy"), [("y", 0.5), ("n", 0.5), ("?", 0.0)])
+@pytest.mark.parametrize(("solution", "rival"), [("7", "7"), ("8", "8"), ("7", "8")])
+def test_one_word_for_everything_is_worth_half_with_a_rival_too(verdict, accuracy, solution, rival):
+    sessions = [play(solution, verdict, rival=rival, session=s)[0].metrics for s in range(8)]
+    assert ArithmeticRival.summarise(sessions)["verifier_balanced_accuracy"] == accuracy
+
+
+def test_the_rival_is_asked_while_the_solver_thinks(monkeypatch):
+    speak, asked = scripted._ScriptedConversation.turn, []
+
+    async def turn(conversation):
+        asked.append(conversation.action.agent_id)
+        while len(asked) < 2:
+            await asyncio.sleep(0)
+        return await speak(conversation)
+
+    monkeypatch.setattr(scripted._ScriptedConversation, "turn", turn)
+    team = ScriptedTeam({"solver": ["7"], "rival": ["8"], "verifier": ["y"]})
+    session = ArithmeticRival().run(Task(question="3+4", answer="7"), team)
+
+    async def in_time():
+        return await asyncio.wait_for(session, timeout=10)
+
+    assert asyncio.run(in_time()).correct == 1.0
+    assert asked == ["solver", "rival", "verifier"]
+
+
+def test_a_failing_rival_fails_the_session():
+    team = ScriptedTeam({"solver": ["7"], "rival": [SessionFailed("server")], "verifier": ["y"]})
+    with pytest.raises(SessionFailed, match="server"):
+        asyncio.run(ArithmeticRival().run(Task(question="3+4", answer="7"), team))
+
+
+def test_a_rival_adds_one_turn():
+    assert ArithmeticRival().activations() == {"solver": (1, 1), "rival": (1, 1), "verifier": (1, 1)}

@@ -81,3 +81,24 @@ class RetryingClient(LLMServerClient):
         if output.stop_reason == "aborted":
             raise SessionFailed("server", "the request was aborted")
         return output
+
+
+class TeamClient:
+    """The clients of a team on several models, by model id; picklable.
+
+    It stands where verl hands one client to its agent loops, and answers no request itself: a stock agent loop doesn't
+    say which model it wants.
+    """
+
+    def __init__(self, clients: dict[str, RetryingClient]):
+        self.clients = clients
+
+    @property
+    def retried(self) -> int:
+        """Calls that were asked once more, of all models."""
+        return sum(client.retried for client in self.clients.values())
+
+    @retried.setter
+    def retried(self, value: int) -> None:
+        for client in self.clients.values():
+            client.retried = value

@@ -5,14 +5,17 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, DictConfigWrap, register
+from verl.utils.config import omega_conf_to_dataclass
 
 from verl_drmas.check import LOOP_NAME, read_section
 from verl_drmas.config import DrmasConfig
+from verl_drmas.rollout.client import TeamClient
 from verl_drmas.rollout.team import Engine, TrainingTeam
 from verl_drmas.workflows import Task, Workflow, load_workflow
 
 # verl tells its worker whether a rollout is validation, but not the loop.
+MODEL_SAMPLING = ("temperature", "top_p", "top_k")  # what verl reads from the run's rollout section
 VALIDATE: ContextVar[bool] = ContextVar("drmas_validate", default=False)
 
 
@@ -42,6 +45,29 @@ def read_task(fields: dict[str, Any], validate: bool) -> Task:
     )
 
 
+class ModelLoop(AgentLoopBase):
+    """verl's token helpers for one model of several: its tokenizer, chat template and lengths."""
+
+    @classmethod
+    def of(cls, client: Any, team: AgentLoopBase) -> ModelLoop:
+        """Build from the model's client, which carries its configuration."""
+        model = omega_conf_to_dataclass(client.config.actor_rollout_ref.model)
+        kind = getattr(model.hf_config, "model_type", None)
+        return cls(
+            trainer_config=DictConfigWrap(client.config),
+            server_manager=client,
+            tokenizer=model.tokenizer,
+            processor=model.processor,
+            dataset_cls=team.dataset_cls,
+            data_config=DictConfigWrap(team.data_config),
+            hf_model_type=kind if isinstance(kind, str) else None,
+        )
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
+        """Never asked: the team's loop plays the sessions."""
+        raise NotImplementedError(f"a model's loop plays no sessions; set agent_loop={LOOP_NAME}")
+
+
 class TeamLoop(AgentLoopBase):
     """Plays one session; each activation becomes one output. Holds no state of a session, so one serves them all."""
 
@@ -49,9 +75,22 @@ class TeamLoop(AgentLoopBase):
         super().__init__(*args, **kwargs)
         self.section = read_section(self.config)
         self.workflow = build_workflow(self.section)
-        (model_id,) = self.section.models
-        self.engines = {model_id: Engine(model_id, self.server_manager, self)}
-        self.mixed_temperature = self.section.mixes_temperature(self.rollout_config.temperature)
+        self.engines = self._build_engines()
+        self.mixed_temperature = any(
+            self.section.only(model_id).mixes_temperature(engine.loop.rollout_config.temperature)
+            for model_id, engine in self.engines.items()
+        )
+
+    def _build_engines(self) -> dict[str, Engine]:
+        if not isinstance(self.server_manager, TeamClient):
+            (model_id,) = self.section.models
+            return {model_id: Engine(model_id, self.server_manager, self)}
+        engines = {}
+        for model_id, client in self.server_manager.clients.items():
+            loop, own = ModelLoop.of(client, self), client.config.actor_rollout_ref.rollout
+            differs = {k: own[k] for k in MODEL_SAMPLING if own[k] != self.rollout_config[k]}
+            engines[model_id] = Engine(model_id, client, loop, differs)
+        return engines
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """Play the workflow over one data row.

@@ -5,7 +5,7 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -23,16 +23,25 @@ from verl_drmas.workflows.shorten import shorten
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
 )  # fmt: skip
+WEIGHT_VERSIONS = ("global_steps", "min_global_steps", "max_global_steps")
 VALIDATION_FIELDS = ("temperature", "top_p", "top_k")  # rollout.val_kwargs decides these in validation
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One model as the rollout sees it: its servers, and verl's token helpers with its tokenizer and template."""
+    """One model as the rollout sees it: its servers, and verl's token helpers with its tokenizer and template.
+
+    Attributes:
+        model_id: The model.
+        client: Its servers.
+        loop: verl's helpers, with the model's tokenizer and lengths.
+        sampling: What the model samples differently from the run.
+    """
 
     model_id: str
     client: LLMServerClient
     loop: AgentLoopBase
+    sampling: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tokenizer(self) -> Any:
@@ -207,7 +216,8 @@ class TrainingConversation(Conversation):
         own, task = self.agent.config.sampling, self.team.task
         fixed = VALIDATION_FIELDS if task.validate else ()
         overrides = {k: v for k in SAMPLING_FIELDS if k not in fixed and (v := getattr(own, k)) is not None}
-        params = {**self.team.sampling, **overrides, "max_tokens": max_tokens}
+        model = {} if task.validate else self.agent.engine.sampling
+        params = {**self.team.sampling, **model, **overrides, "max_tokens": max_tokens}
         if self.team.config.request_seed is not None:
             params["seed"] = call_seed(
                 self.team.config.request_seed,
@@ -222,6 +232,9 @@ class TrainingConversation(Conversation):
     def _note(self, output: Any) -> None:
         """Keep the weight versions an activation spans, and verl's other notes of the engine."""
         fields = dict(output.extra_fields)
+        for name in WEIGHT_VERSIONS:
+            if fields.get(name) is None:  # a served model has no version; verl's metrics take whole numbers
+                fields[name] = max(self.team.task.step - 1, 0)
         first = self.extra.get("min_global_steps", fields.get("min_global_steps"))
         self.extra |= fields
         self.extra["min_global_steps"] = first

@@ -15,10 +15,17 @@ class TeamReplayBuffer(ReplayBuffer):
 
     stall_timeout: float
     check: Callable[[], None]
+    sampled: Callable[[KVBatchMeta], None]
 
     @classmethod
     def adopt(
-        cls, buffer: ReplayBuffer, *, poll_interval: float, stall_timeout: float, check: Callable[[], None]
+        cls,
+        buffer: ReplayBuffer,
+        *,
+        poll_interval: float,
+        stall_timeout: float,
+        check: Callable[[], None],
+        sampled: Callable[[KVBatchMeta], None],
     ) -> TeamReplayBuffer:
         """Take over a buffer that verl built.
 
@@ -30,15 +37,19 @@ class TeamReplayBuffer(ReplayBuffer):
             poll_interval: Seconds between looks (verl's constructor takes it, but its trainer doesn't pass it).
             stall_timeout: Seconds without any session ending until `sample` raises.
             check: Called between looks; raises to end the run.
+            sampled: Called with every batch that is handed out.
         """
         adopted = cls.__new__(cls)
         adopted.__dict__.update(buffer.__dict__)
-        adopted.poll_interval, adopted.stall_timeout, adopted.check = poll_interval, stall_timeout, check
+        adopted.poll_interval, adopted.stall_timeout = poll_interval, stall_timeout
+        adopted.check, adopted.sampled = check, sampled
         return adopted
 
     def sample(self, *args: Any, **kwargs: Any) -> tuple[KVBatchMeta, dict]:
         self._progress = (None, time.monotonic())  # the time spent training since the last call is no stall
-        return super().sample(*args, **kwargs)
+        batch, metrics = super().sample(*args, **kwargs)
+        self.sampled(batch)
+        return batch, metrics
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         self.check()

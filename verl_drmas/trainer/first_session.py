@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,11 @@ from verl_drmas.rollout.rows import Row
 
 
 def describe_session(
-    rows: list[Row], prompts: list[Any], responses: list[Any], masks: list[Any], tokenizer: Any
+    rows: list[Row],
+    prompts: list[Any],
+    responses: list[Any],
+    masks: list[Any],
+    tokenizers: Mapping[str, Any],
 ) -> str:
     """A printable account of one session's rows.
 
@@ -20,10 +25,11 @@ def describe_session(
         prompts: Token ids of each row's prompt.
         responses: Token ids of each row's response.
         masks: Response mask of each row.
-        tokenizer: Decodes with special tokens kept.
+        tokenizers: By model id; they decode with special tokens kept.
     """
     lines = [f"first session (dataset index {rows[0].index}, session {rows[0].session}); masked text in {{{{ }}}}"]
     for row, prompt, response, mask in zip(rows, prompts, responses, masks, strict=True):
+        tokenizer = tokenizers[row.model_id]
         lines.append(f"-- {row.path or row.agent_id} [{row.model_id}], valid: {row.valid}")
         lines.append(f"   prompt, {len(prompt)} tokens: {tokenizer.decode(prompt, skip_special_tokens=False)!r}")
         spoken = "".join(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
 
 from verl_drmas.advantage import agent_diagnostics, shadow
 from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer.step import StepRows
 from verl_drmas.workflows import Workflow
+
+_PLACE = re.compile(r"^(actor|training|perf)/")  # where verl files a policy's numbers; here the model is the place
+_OURS = re.compile(r"(rows|padding_rows|padding_share|updates)$|seconds/")  # what `Policy` and `TeamTrainer` add
 
 
 def agent_metrics(step: StepRows) -> dict[str, float]:
@@ -37,6 +43,39 @@ def agent_metrics(step: StepRows) -> dict[str, float]:
         for name in sorted({key for count in counts for key in count}):
             numbers[f"{name}/mean"] = float(np.mean([count.get(name, 0.0) for count in counts]))
         metrics |= {f"drmas/agent/{agent_id}/{name}": value for name, value in numbers.items()}
+    return metrics
+
+
+def model_metrics(model_id: str, own: dict[str, float], *, alone: bool) -> dict[str, float]:
+    """`drmas/model/<model_id>/...`: what a policy's stage measured.
+
+    Args:
+        model_id: The model.
+        own: verl's metrics of one stage on this model's rows, and ours.
+        alone: True keeps verl's own names beside ours, for dashboards that know them.
+    """
+    metrics = {f"drmas/model/{model_id}/{_PLACE.sub('', name)}": value for name, value in own.items()}
+    return metrics | ({name: value for name, value in own.items() if not _OURS.match(name)} if alone else {})
+
+
+def log_prob_gaps(batch: KVBatchMeta, keys: dict[str, list[str]]) -> dict[str, float]:
+    """`drmas/model/<model_id>/log_prob_gap/...`: engine against trainer, in nats a sampled token.
+
+    Args:
+        batch: The rows, whose log-probs are computed.
+        keys: Rows by model id.
+    """
+    metrics = {}
+    fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+    for model_id, mine in keys.items():
+        if mine:
+            data = tq.kv_batch_get(mine, batch.partition_id, select_fields=fields)
+            trained, sampled, mask = (data[name].to_padded_tensor(0.0) for name in fields)
+            gap = (trained - sampled).abs()[mask.bool()]
+            metrics |= {
+                f"drmas/model/{model_id}/log_prob_gap/max": gap.max().item(),
+                f"drmas/model/{model_id}/log_prob_gap/mean": gap.mean().item(),
+            }
     return metrics
 
 
@@ -90,6 +129,16 @@ class CollapseWatch:
         self._first: dict[str, list[float]] = defaultdict(list)
         self._flat_steps: Counter[str] = Counter()
         self._warned: set[str] = set()
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to warn as an uninterrupted one would; JSON values."""
+        return {"first": self._first, "flat_steps": self._flat_steps, "warned": sorted(self._warned)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` gave."""
+        self._first.update(state.get("first", {}))
+        self._flat_steps.update(state.get("flat_steps", {}))
+        self._warned.update(state.get("warned", ()))
 
     def look(self, metrics: dict[str, float], agents: list[str]) -> list[str]:
         """Warnings that this step's metrics give for the first time."""

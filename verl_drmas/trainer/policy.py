@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import copy
+import os
 from typing import Any
 
 import ray
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
+from verl.single_controller.ray import RayResourcePool
 from verl.trainer.ppo.utils import need_reference_policy
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import validate_config
 
 from verl_drmas.config import DrmasConfig
 from verl_drmas.rollout.client import RetryingClient
+from verl_drmas.trainer.lanes import Driver, WaitingGroup
+from verl_drmas.trainer.pools import ExistingPool
+from verl_drmas.trainer.servers import HybridServers
 from verl_drmas.trainer.worker import TeamActorRolloutRefWorker
 
 
@@ -25,13 +29,27 @@ class Policy(PPOTrainerSync):
 
     Args:
         model_id: The model.
-        config: This policy's configuration, from `policy_config`.
+        config: This policy's configuration, from `in_rows`.
         updates_per_step: Optimizer updates per step and epoch.
+        placed: The pool whose GPUs it trains and serves on.
+        replica_base: First rank of its servers in the job.
+        driver: Let go while workers work.
     """
 
-    def __init__(self, model_id: str, config: DictConfig, updates_per_step: int):
+    def __init__(
+        self,
+        model_id: str,
+        config: DictConfig,
+        updates_per_step: int,
+        placed: RayResourcePool,
+        replica_base: int,
+        driver: Driver,
+    ):
+        with open_dict(config):
+            config.actor_rollout_ref.replica_base = replica_base
         super().__init__(config)
         self.model_id, self.updates_per_step = model_id, updates_per_step
+        self._placed, self._replica_base, self._driver = placed, replica_base, driver
         self._rows = 0
         self._updates = updates_per_step
 
@@ -40,8 +58,37 @@ class Policy(PPOTrainerSync):
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
-        for role in self.role_worker_mapping:
-            self.role_worker_mapping[role] = ray.remote(TeamActorRolloutRefWorker)
+        (role,) = self.role_worker_mapping
+        self.role_worker_mapping[role] = ray.remote(TeamActorRolloutRefWorker)
+        name = self._placed.name_prefix
+        self.resource_pool_manager = ExistingPool({}, {role: name}, resource_pool_dict={name: self._placed})
+        # verl numbers the servers of every model from 0; only the first model may have those. This is verl's own switch
+        # that leaves the servers to a subclass, and it is read again after the roles above are set.
+        self._enable_hybrid_replicas = not self._replica_base
+
+    def _setup(self) -> None:
+        super()._setup()
+        if self._replica_base:
+            ray.kill(self.llm_server_manager.global_load_balancer)  # of the empty manager that verl made
+            self.llm_server_manager = HybridServers.create(self.config, self.actor_rollout_wg, self._replica_base)
+            self.checkpoint_manager.add_replicas(self.llm_server_manager.get_replicas())
+            self.checkpoint_manager.sleep_replicas()  # the next model's servers may need the memory
+        self.actor_rollout_wg = WaitingGroup(self.actor_rollout_wg, self._driver)
+        if hasattr(self, "ref_policy_wg"):
+            self.ref_policy_wg = self.actor_rollout_wg
+
+    def start_from(self, folder: str) -> None:
+        """Load a checkpoint's weights, and nothing else of it."""
+        self.actor_rollout_wg.load_weights(os.path.abspath(os.path.expanduser(folder)))
+
+    def drop_server(self, replica: Any) -> None:
+        """The worker that feeds a dead server stops doing so."""
+        self.actor_rollout_wg.drop_server(replica.replica_rank)
+
+    def kill_workers(self) -> None:
+        """Make every call that waits for this model's workers raise."""
+        for worker in self.actor_rollout_wg.workers:
+            ray.kill(worker)
 
     def get_llm_client(self) -> RetryingClient:
         return self.llm_server_manager.get_client(client_cls=RetryingClient)
@@ -68,13 +115,10 @@ class Policy(PPOTrainerSync):
         with open_dict(self.config):  # in rows: `policy_config` set rollout.n to 1
             self.config.actor_rollout_ref.actor.ppo_mini_batch_size = len(batch) // self._updates
         batch = super()._update_actor(batch, metrics)
-        prefix = f"drmas/model/{self.model_id}"
-        metrics[f"{prefix}/rows"] = real
-        metrics[f"{prefix}/padding_share"] = 1 - real / len(batch)
-        metrics[f"{prefix}/updates"] = self._updates * self.config.actor_rollout_ref.actor.ppo_epochs
-        for name in ("grad_norm", "pg_loss", "lr"):
-            if f"actor/{name}" in metrics:
-                metrics[f"{prefix}/{name}"] = metrics[f"actor/{name}"]
+        metrics["rows"] = real
+        metrics["padding_rows"] = len(batch) - real
+        metrics["padding_share"] = 1 - real / len(batch)
+        metrics["updates"] = self._updates * self.config.actor_rollout_ref.actor.ppo_epochs
         return batch
 
 
@@ -115,22 +159,24 @@ def spread(padding: list[bool], *, ranks: int, updates: int) -> list[int]:
     return order
 
 
-def policy_config(config: DictConfig, section: DrmasConfig, model_id: str) -> DictConfig:
-    """The configuration of one policy: the run's, counted in rows, without data, rewards and resume of its own."""
-    policy = copy.deepcopy(config)
+def in_rows(policy: DictConfig, run: DictConfig, section: DrmasConfig) -> DictConfig:
+    """A model's configuration, counted in rows, without data, rewards and resume of its own.
+
+    Args:
+        policy: The run's configuration as the model sees it; changed in place.
+        run: The run's; its data loader has set the length of learning-rate schedules.
+        section: The `drmas` section.
+    """
     with open_dict(policy):
         validate_config(policy, use_reference_policy=need_reference_policy(policy), use_critic=False)
         model = policy.actor_rollout_ref
+        model.actor.optim.total_training_steps = run.actor_rollout_ref.actor.optim.total_training_steps
         model.actor.ppo_mini_batch_size *= model.rollout.n  # verl counts prompts here and multiplies by n itself
         model.rollout.n = 1
+        model.rollout.nnodes = max(1, model.rollout.nnodes)  # for the empty server manager that verl's `_setup` makes
         model.sync_timeout = section.faults.sync_timeout
         policy.trainer.v1.trainer_mode = "sync"
         policy.trainer.resume_mode = "disable"
         policy.trainer.checkpoint_callback_class = None
         policy.reward.num_workers = 0
     return policy
-
-
-def default_updates(config: DictConfig) -> int:
-    """What verl does for one row a session: batch prompts over mini-batch prompts."""
-    return max(1, config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size)

@@ -3,47 +3,55 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Collection
+from functools import partial
 from typing import Any
 
-import numpy as np
-import ray
-import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
-from ray.exceptions import RayError
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.reward_loop import RewardLoopManager
 from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.workers.utils.padding import response_to_nested
+from verl.utils.config import omega_conf_to_dataclass
 
-from verl_drmas.advantage import balance_weights, row_size
 from verl_drmas.check import prepare_trainer
+from verl_drmas.compose import default_updates, policy_config
 from verl_drmas.logs import configure_logging
+from verl_drmas.placement import pool_of
+from verl_drmas.rollout.client import TeamClient
 from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer.buffer import TeamReplayBuffer
+from verl_drmas.trainer.checkpoint import CheckpointedTrainer
 from verl_drmas.trainer.estimators import advantage_options
 from verl_drmas.trainer.fan import Fan
 from verl_drmas.trainer.first_session import describe_session
+from verl_drmas.trainer.frozen import FrozenModel
+from verl_drmas.trainer.guarded import GuardedTrainer
+from verl_drmas.trainer.lanes import Lanes
 from verl_drmas.trainer.metrics import (
     CollapseWatch,
     agent_metrics,
+    log_prob_gaps,
+    model_metrics,
     session_metrics,
     shadow_metrics,
     workflow_metrics,
 )
-from verl_drmas.trainer.policy import Policy, default_updates, policy_config
+from verl_drmas.trainer.policy import Policy, in_rows
+from verl_drmas.trainer.pools import create_pools
+from verl_drmas.trainer.row_weights import put_row_weights, row_weights
+from verl_drmas.trainer.servers import next_base
 from verl_drmas.trainer.step import StepRows
+from verl_drmas.trainer.transcripts import Transcripts
 from verl_drmas.trainer.validation import validation_metrics
-from verl_drmas.trainer.watchdog import REFUSALS, Server, Watchdog
 from verl_drmas.workflows import load_workflow
 
 logger = logging.getLogger(__name__)
 
 
 @register_trainer("drmas_sync")
-class TeamTrainer(PPOTrainerSync):
+class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
     """Trains a team.
 
     It owns data, rollout, rewards and advantages; each policy owns a model, its servers and its optimiser. With one
@@ -60,6 +68,7 @@ class TeamTrainer(PPOTrainerSync):
         self.rows: dict[str, Row] = {}
         self._collapse = CollapseWatch()
         self._shown = not self.section.show_first_session
+        self._padding: dict[str, str] = {}  # padding row: the model whose batch it fills up
 
     def _build_replay_buffer(self) -> TeamReplayBuffer:
         # verl gives every trainer mode but the literal "sync" asynchronous semantics (`trainer_base.py`, here and in
@@ -73,6 +82,7 @@ class TeamTrainer(PPOTrainerSync):
             poll_interval=self.section.poll_interval,
             stall_timeout=self.section.faults.stall_timeout,
             check=lambda: self.watchdog.check(),
+            sampled=self._sampled,
         )
 
     # -- setting up
@@ -81,150 +91,128 @@ class TeamTrainer(PPOTrainerSync):
         self._init_tokenizer()
         self._init_dataloader()
         self._init_dump_executor()
-        updates = self.section.updates_per_step or default_updates(self.config)
-        self.policies: dict[str, Policy] = {}
-        for model_id in self.section.models:
-            policy = Policy(model_id, policy_config(self.config, self.section, model_id), updates)
-            policy._setup()
-            self.policies[model_id] = policy
+        self.policies = self._build_policies()
+        self.trained = {m: policy for m, policy in self.policies.items() if isinstance(policy, Policy)}
+        self.transcripts = Transcripts({m: self._tokenizer_of(policy) for m, policy in self.policies.items()})
         self.reward_loop_manager = RewardLoopManager(config=self.config)
         self.teacher_model_manager = self.distillation_config = None
-        self.use_reference_policy = any(p.use_reference_policy for p in self.policies.values())
-        self.actor_rollout_wg = Fan({m: p.actor_rollout_wg for m, p in self.policies.items()})
+        self.use_reference_policy = any(p.use_reference_policy for p in self.trained.values())
+        self.actor_rollout_wg = Fan({m: p.actor_rollout_wg for m, p in self.trained.items()}, self.lanes)
         self.ref_policy_wg = self.actor_rollout_wg
-        self.checkpoint_manager = Fan({m: p.checkpoint_manager for m, p in self.policies.items()})
+        self.checkpoint_manager = Fan({m: p.checkpoint_manager for m, p in self.policies.items()}, self.lanes)
         self.watchdog = self._build_watchdog()
         self._load_checkpoint()
+        if not self.global_steps:
+            self._start_from_checkpoints()
 
-    def _build_watchdog(self) -> Watchdog:
-        servers = [
-            Server(model_id, replica.server_address, replica)
-            for model_id, policy in self.policies.items()
-            for replica in policy.llm_server_manager.get_replicas()
-        ]
-        faults = self.section.faults
-        watchdog = Watchdog(
-            servers,
-            poll=faults.poll_health or 5.0,
-            hang_timeout=faults.hang_timeout,
-            on_dead=self._drop_server,
-            on_end=self._kill_workers,
-        )
-        if faults.poll_health:
-            watchdog.start()
-        return watchdog
+    def _build_policies(self) -> dict[str, Policy | FrozenModel]:
+        """One after another: a model's servers start when the trainers and servers before them have made room."""
+        pools = self.prepared.pools
+        self.lanes, placed = Lanes(pools), create_pools(pools)
+        policies: dict[str, Policy | FrozenModel] = {}
+        servers = 0
+        for model_id, model in self.section.models.items():
+            pool, config = pool_of(pools, model_id), policy_config(self.config, self.section, model_id)
+            base = next_base(servers, pool.n_gpus_per_node)
+            if model.trainable:
+                config = in_rows(config, self.config, self.section)
+                updates = self.section.updates(model_id) or default_updates(self.prepared.policies[model_id])
+                policy = Policy(model_id, config, updates, placed[pool.name], base, self.lanes.driver)
+                policy._setup()
+            else:
+                policy = FrozenModel(model_id, config, pool, placed[pool.name], base)
+            servers = base + len(policy.llm_server_manager.get_replicas())
+            policies[model_id] = policy
+        return policies
 
-    def _drop_server(self, server: Server) -> None:
-        """Nobody asks a dead server again: not the balancer, not sleep and wake-up, not the worker that feeds it."""
-        policy = self.policies[server.model_id]
-        policy.llm_server_manager.global_load_balancer.remove_servers.remote([server.address])
-        policy.checkpoint_manager.remove_replicas([server.replica])
-        policy.actor_rollout_wg.drop_server(server.replica.replica_rank)
+    def _start_from_checkpoints(self) -> None:
+        for model_id, policy in self.trained.items():
+            folder = self.section.models[model_id].init_from
+            if folder is not None:
+                logger.warning("model %s starts from the weights of %s", model_id, folder)
+                policy.start_from(folder)
 
-    def _kill_workers(self, model_id: str) -> None:
-        """Make every call that waits for this model's workers raise."""
-        for worker in self.policies[model_id].actor_rollout_wg.workers:
-            ray.kill(worker)
+    @staticmethod
+    def _tokenizer_of(policy: Policy | FrozenModel) -> Any:
+        known = getattr(policy, "tokenizer", None)
+        return known or omega_conf_to_dataclass(policy.config.actor_rollout_ref.model).tokenizer
 
     def get_llm_client(self) -> Any:
-        (policy,) = self.policies.values()
-        return policy.get_llm_client()
+        clients = {model_id: policy.get_llm_client() for model_id, policy in self.policies.items()}
+        return next(iter(clients.values())) if len(clients) == 1 else TeamClient(clients)
 
     def _rollout_server_managers(self) -> list[Any]:
         return [policy.llm_server_manager for policy in self.policies.values()]
 
     def _get_n_gpus_for_throughput(self) -> int:
-        return sum(policy.resource_pool_manager.get_n_gpus() for policy in self.policies.values())
+        return sum(pool.gpus for pool in self.prepared.pools.values())
 
-    # -- the loop: name the phase, survive a dead server
+    def team_state(self) -> dict[str, Any]:
+        return super().team_state() | {"collapse": self._collapse.state()}
 
-    def fit(self, agent_loop_manager: Any) -> None:
-        try:
-            super().fit(agent_loop_manager)
-        except Exception as error:
-            self._explain(error)
-            raise
-        finally:
-            self.watchdog.stop()
+    def load_team_state(self, state: dict[str, Any]) -> None:
+        super().load_team_state(state)
+        self._collapse.load(state.get("collapse", {}))
 
-    def _enter(self, phase: str) -> None:
-        """Name the phase, for whoever has to say during what a server died."""
-        self.watchdog.phase = phase
-        logger.debug("step %d: %s", self.global_steps, phase)
-
-    def _explain(self, error: Exception) -> None:
-        """Raise the reason instead of the symptom, if a server's death is behind an error."""
-        if isinstance(error, RayError) and self.watchdog.fatal is None:
-            self._look_for_deaths()
-        if self.watchdog.fatal is not None and self.watchdog.fatal not in str(error):
-            raise RuntimeError(self.watchdog.fatal) from error
-
-    def _look_for_deaths(self) -> None:
-        for _ in range(REFUSALS):
-            self.watchdog.look()
-
-    def on_init_end(self) -> None:
-        self._enter("the first weight update")
-        super().on_init_end()
-
-    def on_sample_begin(self) -> None:
-        self._enter("rollout")
-        super().on_sample_begin()
-
-    def on_sample_end(self) -> None:
-        before = self.watchdog.deaths
-        try:
-            super().on_sample_end()
-        except RayError as error:
-            self._explain(error)
-            if self.watchdog.deaths == before:
-                raise
-            super().on_sample_end()  # the dead server is out of the list; the others may not be asleep yet
+    # -- the weight update, counted
 
     def on_step_end(self) -> None:
-        self._enter("the weight update")
-        try:
-            super().on_step_end()
-        except RayError as error:
-            # Not run again: other ranks may still wait for each other in the first call.
-            self._explain(error)
-            raise
-
-    def on_validate_begin(self) -> None:
-        self._enter("validation")
-        super().on_validate_begin()
-
-    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, Any], sample_batch_size: int) -> KVBatchMeta:
-        try:
-            return super()._step_once(metrics, timing_raw, sample_batch_size)
-        except RuntimeError as error:
-            if "no materializable trajectories" in str(error):
-                self._look_for_deaths()
-                self.watchdog.check()
-                raise RuntimeError(f"every session of step {self.global_steps} failed: {self._report()}") from error
-            raise
+        before = self.checkpoint_manager.calls.copy()
+        super().on_step_end()
+        done = self.checkpoint_manager.calls - before
+        self._pending_sync_metrics = {
+            f"drmas/model/{model_id}/weight_syncs": done[model_id, "update_weights"] for model_id in self.trained
+        }
 
     # -- the stages of the inherited step: hand each policy its own rows
 
-    def _trained(self, key: str) -> bool:
-        return self.section.agent(self.rows[key].agent_id).trainable
+    def _owner(self, key: str) -> str | None:
+        """The model that trains on a row; None: nobody does."""
+        row = self.rows.get(key)
+        if row is None:
+            return self._padding[key]
+        return row.model_id if self.section.trained(row.agent_id) else None
 
-    def _each(self, stage: str, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Run a policy stage on every policy's trained rows; rows of frozen agents stay in the batch untouched."""
-        known = [self.rows.get(key) for key in batch.keys]
-        frozen = [i for i, row in enumerate(known) if row is not None and not self._trained(batch.keys[i])]
-        if not frozen and len(self.policies) == 1:
-            (policy,) = self.policies.values()
-            return getattr(policy, stage)(batch, metrics=metrics)
-        keys, tags = [batch.keys[i] for i in frozen], [batch.tags[i] for i in frozen]
-        skip = set(frozen)
-        for model_id, policy in self.policies.items():
-            # A padding row has no `Row`; with one policy it can only be this policy's.
-            mine = [i for i, row in enumerate(known) if i not in skip and (row is None or row.model_id == model_id)]
-            if mine:
-                part = getattr(policy, stage)(take(batch, mine), metrics=metrics)
-                keys, tags = part.keys + keys, part.tags + tags
-        return KVBatchMeta(keys=keys, tags=tags, partition_id=batch.partition_id, extra_info=batch.extra_info)
+    def _each(
+        self, stage: str, batch: KVBatchMeta, metrics: dict[str, Any], only: Collection[str] | None = None
+    ) -> KVBatchMeta:
+        """Run a policy stage on every policy's trained rows; other rows stay in the batch untouched.
+
+        Args:
+            stage: Name of a method of `Policy`.
+            batch: Rows of all models.
+            metrics: Gets every policy's, under its model's name.
+            only: Models that take part; None: all.
+        """
+        rows: dict[str, list[int]] = {model_id: [] for model_id in self.trained if only is None or model_id in only}
+        rest: list[int] = []
+        for i, key in enumerate(batch.keys):
+            rows.get(self._owner(key), rest).append(i)
+        calls = {
+            model_id: partial(self._stage, stage, self.trained[model_id], take(batch, mine))
+            for model_id, mine in rows.items()
+            if mine
+        }
+        keys, tags = [], []
+        for model_id, (part, own) in self.lanes.run(calls).items():
+            self._padding |= {key: model_id for key in part.keys if key not in self.rows}
+            keys, tags = keys + part.keys, tags + part.tags
+            metrics |= model_metrics(model_id, own, alone=len(self.policies) == 1)
+        left = take(batch, rest)
+        return KVBatchMeta(
+            keys=keys + left.keys,
+            tags=tags + left.tags,
+            partition_id=batch.partition_id,
+            extra_info=batch.extra_info,
+        )
+
+    @staticmethod
+    def _stage(stage: str, policy: Policy, batch: KVBatchMeta) -> tuple[KVBatchMeta, dict[str, Any]]:
+        own: dict[str, Any] = {}
+        began = time.perf_counter()
+        batch = getattr(policy, stage)(batch, metrics=own)
+        own[f"seconds/{stage.lstrip('_')}"] = time.perf_counter() - began
+        return batch, own
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._enter("log-probs and advantages")
@@ -234,6 +222,7 @@ class TeamTrainer(PPOTrainerSync):
         batch.reorder(sorted(range(len(batch)), key=lambda i: self.rows[batch.keys[i]].order))
         if not self._shown:
             self._show_first_session(batch)
+        self._padding = {}
         return self._each("_balance_batch", batch, metrics)
 
     def _read_rows(self, batch: KVBatchMeta) -> dict[str, Row]:
@@ -244,10 +233,6 @@ class TeamTrainer(PPOTrainerSync):
             key: Row.read(key, fields, getattr(i, "data", i), default)
             for key, fields, i in zip(batch.keys, extra, index, strict=True)
         }
-
-    def _report(self) -> dict[str, int]:
-        report = getattr(self.agent_loop_manager, "report", None)
-        return report() if report else {}
 
     def _account(self, metrics: dict[str, Any]) -> None:
         """Count the sessions that failed, and stop the run if they are too many."""
@@ -271,19 +256,28 @@ class TeamTrainer(PPOTrainerSync):
         fields = ["prompts", "responses", "response_mask"]
         data = tq.kv_batch_get(keys, batch.partition_id, select_fields=fields)
         texts = [[ids.tolist() for ids in data[name].unbind()] for name in fields]
-        logger.warning("%s", describe_session([self.rows[k] for k in keys], *texts, self.tokenizer))
+        logger.warning("%s", describe_session([self.rows[k] for k in keys], *texts, self.transcripts.tokenizers))
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        frozen = [key for key in batch.keys if key in self.rows and not self._trained(key)]
-        if frozen:
-            # TransferQueue drops a field for all rows if one row lacks it.
-            data = tq.kv_batch_get(frozen, batch.partition_id, select_fields=["rollout_log_probs"])
-            data["old_log_probs"] = data.pop("rollout_log_probs")
-            tq.kv_batch_put(keys=frozen, partition_id=batch.partition_id, fields=data)
-        return self._each("_compute_old_log_prob", batch, metrics)
+        self._copy_rollout_log_probs(batch, "old_log_probs")
+        batch = self._each("_compute_old_log_prob", batch, metrics)
+        if len(self.policies) > 1 and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            metrics |= log_prob_gaps(batch, {m: [k for k in batch.keys if self._owner(k) == m] for m in self.trained})
+        return batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return self._each("_compute_ref_log_prob", batch, metrics)
+        if self.config.algorithm.use_kl_in_reward:
+            self._copy_rollout_log_probs(batch, "ref_log_prob")  # a frozen row has no distance to pay for
+        having = [model_id for model_id, policy in self.trained.items() if policy.use_reference_policy]
+        return self._each("_compute_ref_log_prob", batch, metrics, only=having)
+
+    def _copy_rollout_log_probs(self, batch: KVBatchMeta, field: str) -> None:
+        """Fill a field of the rows nobody trains; TransferQueue drops a field for all rows if one lacks it."""
+        frozen = [key for key in batch.keys if self._owner(key) is None]
+        if frozen:
+            data = tq.kv_batch_get(frozen, batch.partition_id, select_fields=["rollout_log_probs"])
+            data[field] = data.pop("rollout_log_probs")
+            tq.kv_batch_put(keys=frozen, partition_id=batch.partition_id, fields=data)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._enter("the update")
@@ -303,7 +297,8 @@ class TeamTrainer(PPOTrainerSync):
         for warning in self._collapse.look(metrics, agents):
             logger.warning("%s", warning)
         if self.section.advantage.balance != "none":
-            self._put_row_weights(batch, step)
+            modes = {m: policy.config.actor_rollout_ref.actor.loss_agg_mode for m, policy in self.trained.items()}
+            put_row_weights(batch, row_weights(step, modes))
         return batch
 
     def _read_statistics(self, batch: KVBatchMeta, step: StepRows) -> None:
@@ -316,21 +311,38 @@ class TeamTrainer(PPOTrainerSync):
         step.advantage = advantages.gather(1, first).squeeze(1).double().numpy()[step.real]
         step.tokens = mask.sum(-1).numpy()[step.real]
 
-    def _put_row_weights(self, batch: KVBatchMeta, step: StepRows) -> None:
-        """Weights go through verl's per-token field `rollout_is_weights`, which its losses multiply in.
+    # -- what is written out
 
-        Every row must have the field, padding rows too, or TransferQueue drops it for all.
-        """
-        size = row_size(step.tokens, self.config.actor_rollout_ref.actor.loss_agg_mode)
-        size = size * [
-            self.section.agent(row.agent_id).trainable for row in step.known
-        ]  # a frozen agent takes no share
-        weights = np.ones(len(step.rows))
-        weights[step.real] = balance_weights(**step.ids(), size=size, balance=self.section.advantage.balance)
-        mask = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["response_mask"])["response_mask"]
-        dense = torch.as_tensor(weights, dtype=torch.float32).unsqueeze(-1).expand(-1, mask.offsets().diff().max())
-        field = TensorDict({"rollout_is_weights": response_to_nested(dense, mask)}, batch_size=len(batch))
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=field)
+    def _sampled(self, batch: KVBatchMeta) -> None:
+        trainer = self.config.trainer
+        if batch.partition_id == "val" and (trainer.get("validation_data_dir") or trainer.log_val_generations):
+            self.transcripts.note(batch)
+
+    def _validate(self) -> dict[str, float]:
+        try:
+            return super()._validate()
+        finally:
+            self.transcripts.clear()
+
+    def _log_rollout_data(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
+        self.transcripts.note(batch)
+        try:
+            super()._log_rollout_data(batch, *args, **kwargs)
+        finally:
+            self.transcripts.clear()
+
+    def _dump_generations(
+        self, inputs: list[str], outputs: list[str], *, reward_extra_infos_dict: dict[str, list], **kwargs: Any
+    ) -> None:
+        speakers = self.transcripts.rewrite(reward_extra_infos_dict["uid"], inputs, outputs)
+        super()._dump_generations(
+            inputs=inputs, outputs=outputs, reward_extra_infos_dict=reward_extra_infos_dict | speakers, **kwargs
+        )
+
+    def _maybe_log_val_generations(self, inputs: list[str], outputs: list[str], scores: list[float]) -> None:
+        inputs, outputs = list(inputs), list(outputs)  # verl goes on to write the same lists
+        self.transcripts.rewrite_finals(inputs, outputs)
+        super()._maybe_log_val_generations(inputs=inputs, outputs=outputs, scores=scores)
 
     # -- validation
 
@@ -368,5 +380,5 @@ def take(batch: KVBatchMeta, rows: list[int]) -> KVBatchMeta:
         keys=[batch.keys[i] for i in rows],
         tags=[batch.tags[i] for i in rows],
         partition_id=batch.partition_id,
-        extra_info=batch.extra_info,
+        extra_info=dict(batch.extra_info),  # a policy writes its own settings into it
     )

@@ -113,8 +113,33 @@ class TeamActorRolloutRefWorker(ActorRolloutRefWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         super().init_model()
-        if self.rollout is not None:
-            self.rollout = GuardedRollout(self.rollout, self.config.get("sync_timeout", 300.0))
+        adapter = self.rollout
+        if adapter is None:
+            return
+        base = self.config.get("replica_base", 0)
+        if base:
+            # verl's worker doesn't pass the rank that its adapter takes; servers of other models have the first ones.
+            adapter = type(adapter)(
+                config=adapter.config,
+                model_config=adapter.model_config,
+                device_mesh=adapter.device_mesh,
+                replica_rank=adapter.replica_rank + base,
+            )
+        self.rollout = GuardedRollout(adapter, self.config.get("sync_timeout", 300.0))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_weights(self, local_path: str) -> None:
+        """Load a checkpoint's weights without its optimiser, schedule and random state."""
+        engine = self.actor.engine
+        # The misspelt name is verl's, in its Megatron engine.
+        manager = getattr(engine, "checkpoint_manager", None) or engine.checkpoint_mananager
+        contents = manager.checkpoint_load_contents
+        # verl loads what the configuration lists; an argument of its `load_checkpoint` would remove this.
+        manager.checkpoint_load_contents = ["model"]
+        try:
+            self.actor.load_checkpoint(local_path)
+        finally:
+            manager.checkpoint_load_contents = contents
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # a worker may be busy for as long as an update
     def drop_server(self, replica_rank: int) -> None:

@@ -1,0 +1,124 @@
+"""Which models share which GPUs: the pools of a run, and whether the models of a pool can share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_drmas.config import OWN_POOL, ConfigError, DrmasConfig
+from verl_drmas.support import get
+
+ROLLOUT = "actor_rollout_ref.rollout"
+TOGETHER = 0.95  # of a GPU's memory, for all servers that are awake at once; the rest is CUDA's and the trainers'
+
+
+@dataclass(frozen=True)
+class Pool:
+    """GPUs that are placed as one, and the models on them.
+
+    Attributes:
+        name: A key of `drmas.pools`, or `run` for the run's own.
+        n_gpus_per_node: GPUs on each node.
+        nnodes: Nodes.
+        models: The models that train and serve here, in the section's order.
+    """
+
+    name: str
+    n_gpus_per_node: int
+    nnodes: int
+    models: tuple[str, ...]
+
+    @property
+    def gpus(self) -> int:
+        return self.n_gpus_per_node * self.nnodes
+
+    @property
+    def shared(self) -> bool:
+        """Several models take turns on these GPUs."""
+        return len(self.models) > 1
+
+    @property
+    def max_colocate_count(self) -> int:
+        """Worker processes that a GPU must have room for in Ray's books: one a model, and at least verl's own 3."""
+        return max(3, len(self.models))
+
+
+def placement(config: Any, section: DrmasConfig) -> dict[str, Pool]:
+    """The run's pools, by name, in the order of their first model."""
+    members: dict[str, list[str]] = {}
+    for model_id, model in section.models.items():
+        members.setdefault(model.pool or OWN_POOL, []).append(model_id)
+    pools = {}
+    for name, models in members.items():
+        if name == OWN_POOL:
+            size = int(get(config, "trainer.n_gpus_per_node", 1)), int(get(config, "trainer.nnodes", 1))
+        else:
+            size = section.pools[name].n_gpus_per_node, section.pools[name].nnodes
+        pools[name] = Pool(name, *size, tuple(models))
+    return pools
+
+
+def pool_of(pools: Mapping[str, Pool], model_id: str) -> Pool:
+    """The pool that a model is in."""
+    return next(pool for pool in pools.values() if model_id in pool.models)
+
+
+def server_size(policy: Any) -> int:
+    """GPUs of one server of a model: tensor x data x pipeline parallel size.
+
+    Args:
+        policy: The run's configuration as the model sees it.
+    """
+    names = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    sizes = [int(get(policy, f"{ROLLOUT}.{name}", 1)) for name in names]
+    return sizes[0] * sizes[1] * sizes[2]
+
+
+def check_placement(pools: Mapping[str, Pool], policies: Mapping[str, Any]) -> None:
+    """Every server fits its pool, and the models of a pool can share it.
+
+    Args:
+        pools: From `placement`.
+        policies: By model id: the run's configuration as the model sees it.
+
+    Raises:
+        ConfigError: One line: pool, models, fix.
+    """
+    for pool in pools.values():
+        for model_id in pool.models:
+            size = server_size(policies[model_id])
+            if pool.gpus % size:
+                raise ConfigError(
+                    f"model {model_id}: a server takes {size} GPUs ({ROLLOUT}.tensor_model_parallel_size x ...), which "
+                    f"don't divide the {pool.gpus} of pool {pool.name!r}; change one of the two"
+                )
+        if pool.shared:
+            _check_shared(pool, {model_id: policies[model_id] for model_id in pool.models})
+
+
+def _check_shared(pool: Pool, policies: Mapping[str, Any]) -> None:
+    engines = {model_id: str(get(policy, f"{ROLLOUT}.name")) for model_id, policy in policies.items()}
+    told = ", ".join(f"{model_id}: {engine}" for model_id, engine in engines.items())
+    if len(set(engines.values())) > 1:
+        raise ConfigError(
+            f"pool {pool.name!r} has models on different engines ({told}), whose servers don't make room for each "
+            "other; give them pools of their own (drmas.pools, drmas.models.<id>.pool) or one engine"
+        )
+    first = next(iter(policies.values()))
+    if get(first, "trainer.device", "cuda") == "cpu":
+        return  # memory is the machine's, and vLLM has no sleep mode here
+    for model_id, policy in policies.items():
+        if not get(policy, f"{ROLLOUT}.free_cache_engine", True):
+            raise ConfigError(
+                f"model {model_id}: {ROLLOUT}.free_cache_engine is false, but it shares pool {pool.name!r} with "
+                f"{', '.join(m for m in pool.models if m != model_id)}; its servers must sleep while others train: set "
+                "it to true"
+            )
+    shares = {m: float(get(policy, f"{ROLLOUT}.gpu_memory_utilization", 0.5)) for m, policy in policies.items()}
+    if round(sum(shares.values()), 6) > TOGETHER:
+        told = " + ".join(f"{share:g} ({model_id})" for model_id, share in shares.items())
+        raise ConfigError(
+            f"pool {pool.name!r}: {ROLLOUT}.gpu_memory_utilization adds up to {sum(shares.values()):.2f}: {told}; the "
+            f"servers are awake together in rollout, so lower them to {TOGETHER} in all"
+        )

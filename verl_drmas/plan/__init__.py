@@ -1,0 +1,1 @@
+"""What a configuration needs of each GPU, without a GPU and without Ray."""
