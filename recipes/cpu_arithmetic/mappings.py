@@ -43,7 +43,7 @@ class TeamModels:
         return [f"data.train_files={data.train}", f"data.val_files={data.val}", *paths]
 
 
-# A model with one role is taught that alone, from fewer examples a step, so that two starts take no longer than one.
+# A model with one role is taught that alone, from fewer examples a step: two such starts see as many as one with both.
 MAPPINGS: dict[Name, TeamModels] = {
     Name.SHARED: TeamModels("cpu_arithmetic", {"base": Settings()}),
     Name.SEPARATE: TeamModels(

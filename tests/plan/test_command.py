@@ -117,7 +117,7 @@ def test_a_pool_of_its_own_is_offered_where_it_helps(plan, large):
     status, text = plan(*asked)
     assert status == 1 and "rollout needs 98.68 of 80.00 GiB" in text
     found = fixes(text)
-    # Off-loading both optimisers leaves 83.69, because 0.94 of the memory is the servers'; one model's weights do the rest.
+    # Off-loading both optimisers leaves 83.69 (0.94 of the memory is the servers'); one model's weights do the rest.
     assert [fix.partition("actor_rollout_ref.actor.")[2] for fix in found] == [
         "fsdp_config.optimizer_offload=true",
         "fsdp_config.optimizer_offload=true",

@@ -47,16 +47,17 @@ def composed(starts):
     }
 
 
-@pytest.fixture
-def prepared(composed, monkeypatch):
-    """What the check makes of a mapping."""
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    return lambda name: check.prepare(composed[name].copy())
+@pytest.fixture(scope="module")
+def prepared(composed):
+    """What the check makes of each mapping."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VERL_PLATFORM", "cpu")
+        return {name: check.prepare(config.copy()) for name, config in composed.items()}
 
 
 @TEAMS
 def test_a_mapping_passes_the_check_with_a_warm_start_for_each_model(prepared, starts, name):
-    seen = prepared(name)
+    seen = prepared[name]
     assert list(seen.section.models) == list(MAPPINGS[name].models)
     paths = {model_id: policy.actor_rollout_ref.model.path for model_id, policy in seen.policies.items()}
     assert paths == {model_id: str(start.model) for model_id, start in starts(name).items()}
@@ -65,20 +66,20 @@ def test_a_mapping_passes_the_check_with_a_warm_start_for_each_model(prepared, s
 
 @TEAMS
 def test_a_model_was_taught_what_its_agents_do(prepared, name):
-    section = prepared(name).section
+    section = prepared[name].section
     for model_id, settings in MAPPINGS[name].models.items():
         played = {"solver" if agent == "rival" else agent for agent in section.agents_of(model_id)}
         assert played == set(settings.roles)
 
 
 def test_who_is_trained(prepared):
-    trained = {name: {a: s.trained(a) for a in s.agents} for name in Name for s in [prepared(name).section]}
+    trained = {name: {a: s.trained(a) for a in s.agents} for name in Name for s in [prepared[name].section]}
     both = {"solver": True, "verifier": True}
     assert trained == {Name.SHARED: both, Name.SEPARATE: both, Name.HETEROGENEOUS: {**both, "rival": False}}
 
 
 def test_only_the_rival_changes_the_workflow(prepared):
-    flows = {name: prepared(name).workflow for name in Name}
+    flows = {name: prepared[name].workflow for name in Name}
     assert flows == {Name.SHARED: Arithmetic, Name.SEPARATE: Arithmetic, Name.HETEROGENEOUS: ArithmeticRival}
     assert ArithmeticRival.run is Arithmetic.run
 
@@ -106,7 +107,7 @@ def test_a_rival_on_the_shared_model_is_one_setting_away(composed, monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     config = composed[Name.SHARED].copy()
     OmegaConf.set_struct(config, False)
-    config.drmas.workflow.name = "verl_drmas.workflows.arithmetic:ArithmeticRival"
+    config.drmas.workflow.name = "arithmetic_rival"
     config.drmas.agents.rival = {"model": "base", "trainable": False}
     seen = check.prepare(config)
     assert seen.section.agents_of("base") == ["solver", "verifier", "rival"] and not seen.section.trained("rival")

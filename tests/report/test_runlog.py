@@ -80,3 +80,16 @@ def test_mean_skips_steps_without_the_metric_and_is_none_without_any(write_log):
 def test_agents_come_from_the_metric_names(write_log):
     names = ["drmas/agent/verifier/reward/mean", "drmas/agent/solver/reward/mean", "drmas/workflow/x", "drmas/agent/y"]
     assert read_run(write_log([(1, dict.fromkeys(names, 0.0))])).agents() == ["solver", "verifier"]
+
+
+def test_gradients_are_a_models_own_where_there_are_several(write_log):
+    def log(*models):
+        return read_run(
+            write_log([(1, {f"drmas/model/{m}/grad_norm": 1.0 for m in models} | {"drmas/model/x/rows": 2})])
+        )
+
+    assert log("base").gradients() == {"grad norm": "actor/grad_norm"}
+    assert log("b", "a").gradients() == {
+        "a: grad norm": "drmas/model/a/grad_norm",
+        "b: grad norm": "drmas/model/b/grad_norm",
+    }

@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from verl_drmas.rollout.client import RetryingClient, is_dead
+from verl_drmas.rollout.client import RetryingClient, TeamClient, is_dead
 from verl_drmas.workflows import SessionFailed
 
 CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
@@ -188,3 +188,49 @@ def test_a_subclass_made_by_ray_is_seen_through():
     assert isinstance(error, EngineDeadError)
     assert is_dead(error)
     assert not is_dead(from_server(ValueError("no")).as_instanceof_cause())
+
+
+# -- several models ----------------------------------------------------------------------------------------------------
+
+
+def other_config(name):
+    return OmegaConf.merge(CONFIG, {"actor_rollout_ref": {"model": {"path": name}}})
+
+
+def test_a_teams_clients_lead_each_to_its_own_servers():
+    pools = {"a": Pool(Server("of a")), "b": Pool(Server("of b"))}
+    team = TeamClient({model_id: pool.client for model_id, pool in pools.items()})
+
+    async def ask(model_id):
+        await team.clients[model_id].generate("r", prompt_ids=[1], sampling_params=PARAMS)
+        await asyncio.sleep(0)
+
+    asyncio.run(ask("b"))
+    assert list(team.clients) == ["a", "b"]
+    assert [len(pool.servers[0].asked) for pool in pools.values()] == [0, 1]
+
+
+def test_a_teams_client_answers_nothing_itself():
+    """A stock agent loop doesn't say which model it wants; it must not get one of them by chance."""
+    assert not hasattr(TeamClient({"a": RetryingClient(CONFIG, None)}), "generate")
+
+
+def test_retried_calls_are_summed_over_the_models_and_reset_in_all():
+    pools = [Pool(Server("dead", ActorDiedError()), Server("alive")), Pool(Server("one")), Pool(Server("two"))]
+    team = TeamClient({str(i): pool.client for i, pool in enumerate(pools)})
+    pools[0].generate()
+    pools[1].generate()
+    pools[2].client.retried = 2
+    assert team.retried == 3
+    team.retried = 0
+    assert [client.retried for client in team.clients.values()] == [0, 0, 0]
+    assert team.retried == 0
+
+
+def test_a_teams_client_survives_pickling():
+    team = TeamClient({m: RetryingClient(other_config(m), None) for m in ("a", "b")})
+    team.clients["a"].retried = 2
+    again = pickle.loads(pickle.dumps(team))
+    assert list(again.clients) == ["a", "b"]
+    assert [c.config.actor_rollout_ref.model.path for c in again.clients.values()] == ["a", "b"]
+    assert again.retried == 2

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-from recipes.cpu_arithmetic.tiny_model import byte_tokenizer
+from recipes.cpu_arithmetic.tiny_model import byte_tokenizer, character_tokenizer
 from verl_drmas.config import parse
 from verl_drmas.rollout.team import Engine, TrainingTeam
 from verl_drmas.workflows import Outcome, SessionFailed, Task, Workflow
@@ -401,3 +401,85 @@ def test_an_agent_the_workflow_does_not_declare_is_refused():
 
     with pytest.raises(KeyError, match="judge"):
         play(workflow, Client(["four"]))
+
+
+# -- several models ----------------------------------------------------------------------------------------------------
+
+LLAMA, QWEN3 = character_tokenizer("llama"), character_tokenizer("qwen3")  # the same letters under other ids
+SUM = [{"role": "user", "content": "S:3+4="}]
+PAIR_ON_TWO = {"solver": {"model": "a"}, "verifier": {"model": "b"}}
+
+
+def play_on(clients, tokenizers, agents, *, differs=None, task=TASK, mixed=True):
+    """Solver and verifier on models of their own; `differs` is what a model samples differently. Returns the rows."""
+    config = parse({"agents": agents, "models": {m: {} for m in clients}, "request_seed": 1})
+    rollout = {"prompt_length": 50, "response_length": 20, "temperature": 1.0}
+
+    async def workflow(team):
+        await team["solver"].act(SUM)
+        await team["verifier"].act(SUM)
+        return Outcome(1.0)
+
+    async def session():
+        trainer = DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}))
+        loops = {
+            m: Loop(trainer, c, tokenizers[m], None, None, DictConfigWrap(OmegaConf.create({})))
+            for m, c in clients.items()
+        }
+        engines = {m: Engine(m, c, loops[m], (differs or {}).get(m, {})) for m, c in clients.items()}
+        team = TrainingTeam(config, engines, task, SAMPLING, list(agents), mixed)
+        outcome = await workflow(team)
+        return team, team.rows(Plain(), outcome)
+
+    return asyncio.run(session())
+
+
+def test_each_agent_asks_its_own_model_in_its_models_tokens():
+    clients = {"a": Client([LLAMA.encode("7")]), "b": Client([QWEN3.encode("y")])}
+    team, rows = play_on(clients, {"a": LLAMA, "b": QWEN3}, PAIR_ON_TWO)
+    assert [row.extra_fields["model_id"] for row in rows] == ["a", "b"]
+    assert [len(client.asked) for client in clients.values()] == [1, 1]
+    assert rows[0].prompt_ids == clients["a"].asked[0].prompt_ids == LLAMA.encode("S:3+4=")
+    assert rows[1].prompt_ids == clients["b"].asked[0].prompt_ids == QWEN3.encode("S:3+4=")
+    assert rows[0].prompt_ids != rows[1].prompt_ids
+    assert [action.text for action in team.actions] == ["7", "y"]
+
+
+@pytest.mark.parametrize("tokenizers", [{"a": LLAMA, "b": QWEN3}, {"a": QWEN3, "b": LLAMA}])
+def test_the_end_token_is_the_models_own(tokenizers):
+    full = [12] * 19  # the end token fills the row up to its limit of 20
+    clients = {m: Client([[*full, t.eos_token_id]]) for m, t in tokenizers.items()}
+    team, _ = play_on(clients, tokenizers, PAIR_ON_TWO)
+    assert [action.truncated for action in team.actions] == [False, False]
+    other = {m: Client([[*full, t.eos_token_id]]) for m, t in zip("ba", tokenizers.values(), strict=True)}
+    assert LLAMA.eos_token_id != QWEN3.eos_token_id
+    team, _ = play_on(other, tokenizers, PAIR_ON_TWO)
+    assert [action.truncated for action in team.actions] == [True, True]
+
+
+def test_a_model_samples_its_own_way_and_an_agent_goes_before_it():
+    clients = {"a": Client([[5]]), "b": Client([[5]])}
+    agents = {**PAIR_ON_TWO, "verifier": {"model": "b", "sampling": {"top_p": 0.5}}}
+    differs = {"b": {"temperature": 0.6, "top_p": 0.9}}
+    _, rows = play_on(clients, {"a": LLAMA, "b": QWEN3}, agents, differs=differs)
+    (solver,), (verifier,) = clients["a"].asked, clients["b"].asked
+    assert (solver.temperature, solver.top_p) == (1.0, 1.0)
+    assert (verifier.temperature, verifier.top_p) == (0.6, 0.5)
+    assert [row.row_temperature for row in rows] == [1.0, 0.6]  # what training divides by
+
+
+def test_validation_samples_all_models_alike():
+    clients = {"a": Client([[5]]), "b": Client([[5]])}
+    task = Task(question="q", validate=True)
+    play_on(clients, {"a": LLAMA, "b": QWEN3}, PAIR_ON_TWO, differs={"b": {"temperature": 0.6}}, task=task)
+    assert clients["a"].asked[0].temperature == clients["b"].asked[0].temperature == 1.0
+
+
+def test_seeds_depend_on_the_agents_and_not_on_their_models():
+    """So that a separate mapping with two copies of the weights samples what the shared one does."""
+    shared = Client([[5]])
+    play_on({"a": shared}, {"a": LLAMA}, {agent: {"model": "a"} for agent in PAIR_ON_TWO})
+    clients = {"a": Client([[5]]), "b": Client([[5]])}
+    play_on(clients, {"a": LLAMA, "b": LLAMA}, PAIR_ON_TWO)
+    assert seeds(shared) == seeds(clients["a"]) + seeds(clients["b"])
+    assert len(set(seeds(shared))) == 2

@@ -1,15 +1,24 @@
 """Numbers per agent and per session, by hand, and the warnings for an agent that collapses."""
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.utils import MetricsAggregator
+from verl.utils.metric import reduce_metrics
 
 from verl_drmas.config import parse
 from verl_drmas.rollout.rows import Row
+from verl_drmas.trainer import metrics as metrics_module
 from verl_drmas.trainer.metrics import (
     CollapseWatch,
     agent_metrics,
+    log_prob_gaps,
+    model_metrics,
     session_metrics,
     shadow_metrics,
     workflow_metrics,
@@ -152,3 +161,143 @@ def test_agents_are_watched_apart():
     said = watch([first] * 3 + [{**numbers("a", valid=0.0), **numbers("b")}], agents=("a", "b"))
     assert [len(s) for s in said] == [0, 0, 0, 1]
     assert said[3][0].startswith("agent 'a'")
+
+
+def test_a_resumed_run_warns_as_an_uninterrupted_one():
+    """The watch's memory goes through the checkpoint's JSON after every step."""
+    low = numbers("a", activations=0.1, valid=0.1)
+    steps = [{**numbers("a"), **numbers("b", flat=1.0)}] * 3
+    steps += [{**numbers("a"), **numbers("b", flat=1.0)}, {**low, **numbers("b", flat=1.0)}, low, {}]
+    whole = watch(steps, agents=("a", "b"))
+    assert [len(said) for said in whole] == [0, 0, 0, 0, 3, 1, 0]  # both fall, b is flat, b stops
+    for cut in range(len(steps)):
+        watcher = CollapseWatch()
+        said = []
+        for step, metrics in enumerate(steps):
+            if step == cut:
+                state = json.loads(json.dumps(watcher.state()))
+                watcher = CollapseWatch()
+                watcher.load(state)
+            said.append(watcher.look(metrics, ["a", "b"]))
+        assert said == whole, cut
+
+
+def test_a_checkpoint_without_a_watch_starts_it_anew():
+    watcher = CollapseWatch()
+    watcher.load({})
+    assert [watcher.look(metrics, ["a"]) for metrics in [numbers()] * 3] == [[], [], []]
+    assert len(watcher.look(numbers(valid=0.0), ["a"])) == 1
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+OWN = {
+    "actor/grad_norm": 0.5,
+    "actor/pg_loss": 0.25,
+    "actor/lr": 1e-6,
+    "training/rollout_probs_diff_max": 0.1,
+    "perf/mfu/actor": 0.3,
+    "global_seqlen/min": 12,
+    "rows": 19,
+    "padding_rows": 5,
+    "padding_share": 5 / 24,
+    "updates": 3,
+    "seconds/update_actor": 1.5,
+}
+UNDER_MODEL = {
+    "drmas/model/judge/grad_norm": 0.5,
+    "drmas/model/judge/pg_loss": 0.25,
+    "drmas/model/judge/lr": 1e-6,
+    "drmas/model/judge/rollout_probs_diff_max": 0.1,
+    "drmas/model/judge/mfu/actor": 0.3,
+    "drmas/model/judge/global_seqlen/min": 12,
+    "drmas/model/judge/rows": 19,
+    "drmas/model/judge/padding_rows": 5,
+    "drmas/model/judge/padding_share": 5 / 24,
+    "drmas/model/judge/updates": 3,
+    "drmas/model/judge/seconds/update_actor": 1.5,
+}
+
+
+def test_a_models_numbers_stand_under_its_name():
+    """With several models verl's names would be one model's, by chance."""
+    assert model_metrics("judge", OWN, alone=False) == UNDER_MODEL
+
+
+def test_verls_names_stay_where_there_is_one_model():
+    ours = {"rows", "padding_rows", "padding_share", "updates", "seconds/update_actor"}
+    stock = {name: value for name, value in OWN.items() if name not in ours}
+    assert model_metrics("judge", OWN, alone=True) == UNDER_MODEL | stock
+    # A name of verl's that merely begins like ours is verl's.
+    assert "updates_skipped" in model_metrics("judge", {"updates_skipped": 1.0}, alone=True)
+
+
+def test_no_two_of_a_stages_numbers_get_the_same_name():
+    assert len(model_metrics("judge", OWN, alone=False)) == len(OWN)
+
+
+# verl picks the way to merge by what a name contains: gemini -> min, summarizer and total -> sum, maximus -> max.
+ODD = ("gemini", "examiner", "summarizer", "total", "maximus", "average", "timing_s", "lr")
+
+
+def test_verl_keeps_every_models_and_agents_numbers_as_they_are():
+    """A step has one trigger, so whatever way verl takes has one value to merge."""
+    metrics = {}
+    for i, name in enumerate(ODD):
+        own = {key: value + i for key, value in OWN.items()}
+        metrics |= model_metrics(name, own, alone=False)
+        metrics |= numbers(name, activations=1.5 + i, valid=0.25 + i)
+        metrics[f"drmas/model/{name}/weight_syncs"] = 1
+        metrics[f"drmas/model/{name}/log_prob_gap/max"] = 1e-7 * i
+    for samples in (0, 8):
+        aggregator = MetricsAggregator()
+        aggregator.add_step_metrics({"prepare/seconds": 1.0})  # verl's own, before the trigger
+        aggregator.add_step_metrics(metrics, sample_count=samples)
+        merged = aggregator.get_aggregated_metrics()
+        assert merged == {**metrics, "prepare/seconds": 1.0}
+    assert reduce_metrics({name: [value] for name, value in metrics.items()}) == metrics
+
+
+def test_a_policys_micro_batches_are_merged_before_the_models_name_is_added():
+    """verl reduces lists inside the stage; under the name `gemini` their mean would become a minimum."""
+    lists = {"actor/pg_loss": [1.0, 2.0, 6.0]}
+    assert model_metrics("gemini", reduce_metrics(dict(lists)), alone=False) == {"drmas/model/gemini/pg_loss": 3.0}
+    named = {f"drmas/model/gemini/{name}": values for name, values in lists.items()}
+    assert list(reduce_metrics(named).values()) == [1.0]  # what would happen the other way round
+
+
+# -- engine against trainer --------------------------------------------------------------------------------------------
+
+
+def test_log_prob_gaps_are_over_each_models_sampled_tokens(monkeypatch):
+    """Masked tokens have log-prob 0 in the engine's rows and some number in the trainer's."""
+    rows = {  # old log-probs, the rollout's, mask
+        "a_0_0": ([-1.0, -2.0, -9.0], [-1.0, -2.5, 0.0], [1, 1, 0]),
+        "a_1_0": ([-0.5], [-0.25], [1]),
+        "b_0_0": ([-3.0, -1.0], [-3.0, -1.0], [1, 1]),
+        "pad_0_0": ([-7.0], [0.0], [0]),
+    }
+
+    def get(keys, partition_id, select_fields):
+        assert partition_id == "train"
+        columns = dict(
+            zip(
+                ("old_log_probs", "rollout_log_probs", "response_mask"),
+                zip(*(rows[key] for key in keys), strict=True),
+                strict=True,
+            )
+        )
+        return {
+            name: torch.nested.as_nested_tensor([torch.tensor(r) for r in columns[name]], layout=torch.jagged)
+            for name in select_fields
+        }
+
+    monkeypatch.setattr(metrics_module, "tq", SimpleNamespace(kv_batch_get=get))
+    batch = KVBatchMeta(keys=list(rows), tags=[{} for _ in rows], partition_id="train")
+    metrics = log_prob_gaps(batch, {"a": ["a_0_0", "a_1_0", "pad_0_0"], "b": ["b_0_0"], "idle": []})
+    assert metrics == {
+        "drmas/model/a/log_prob_gap/max": 0.5,
+        "drmas/model/a/log_prob_gap/mean": pytest.approx(0.75 / 3),
+        "drmas/model/b/log_prob_gap/max": 0.0,
+        "drmas/model/b/log_prob_gap/mean": 0.0,
+    }

@@ -1,6 +1,7 @@
 """How a step's rows become a fixed number of updates, each with real rows, and what a policy's configuration says."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,9 @@ from transfer_queue import KVBatchMeta
 from verl_drmas.compose import default_updates
 from verl_drmas.config import parse
 from verl_drmas.trainer import policy as policy_module
+from verl_drmas.trainer.lanes import Driver
 from verl_drmas.trainer.policy import Policy, feasible_updates, in_rows, spread
+from verl_drmas.trainer.worker import TeamActorRolloutRefWorker
 
 
 @st.composite
@@ -183,3 +186,127 @@ def test_an_update_is_an_equal_share_of_the_rows_and_is_logged(monkeypatch):
     assert metrics["padding_share"] == pytest.approx(5 / 24)
     assert metrics["updates"] == 6  # three a step, two epochs
     assert metrics["actor/grad_norm"] == 0.5
+
+
+# -- its place ---------------------------------------------------------------------------------------------------------
+
+
+def placed(base, monkeypatch):
+    """A `Policy` on a pool that is there already, with verl's own method replaced by what it would leave."""
+
+    def init(self):
+        self.role_worker_mapping = {"actor_rollout_ref": "verl's worker"}
+        self.resource_pool_manager = "a pool of its own"
+        self.hybrid_when_asked = getattr(self, "_enable_hybrid_replicas", True)
+
+    monkeypatch.setattr(Policy.__mro__[1], "_init_resource_pool_mgr", init)
+    monkeypatch.setattr(policy_module.ray, "remote", lambda cls: ("remote", cls))
+    built = object.__new__(Policy)
+    built._placed = SimpleNamespace(name_prefix="left", store=[2, 2])
+    built._replica_base = base
+    built._init_resource_pool_mgr()
+    return built
+
+
+@pytest.mark.parametrize("base", [0, 4])
+def test_a_policy_trains_on_the_pool_that_was_handed_over(base, monkeypatch):
+    built = placed(base, monkeypatch)
+    manager = built.resource_pool_manager
+    manager.create_resource_pool()  # verl does this next
+    assert manager.resource_pool_dict == {"left": built._placed}
+    assert manager.get_resource_pool("actor_rollout_ref") is built._placed
+    assert built.role_worker_mapping == {"actor_rollout_ref": ("remote", TeamActorRolloutRefWorker)}
+
+
+@pytest.mark.parametrize(("base", "hybrid"), [(0, True), (1, False), (8, False)])
+def test_verl_starts_the_servers_of_the_model_with_the_first_ranks_only(base, hybrid, monkeypatch):
+    built = placed(base, monkeypatch)
+    assert built._enable_hybrid_replicas is hybrid
+    assert built.hybrid_when_asked is True  # else verl would give the workers no rollout
+
+
+class Servers:
+    """A server manager's parts that `_setup` uses."""
+
+    def __init__(self, log, names):
+        self.log, self.names, self.global_load_balancer = log, names, f"balancer of {names}"
+
+    def get_replicas(self):
+        return list(self.names)
+
+
+def set_up(base, monkeypatch, ref=True):
+    """A `Policy` after `_setup`, and what it did to servers, in order."""
+    log = []
+
+    def setup(self):
+        self.actor_rollout_wg = SimpleNamespace(name="group", compute_log_prob=lambda: "log-probs")
+        self.llm_server_manager = Servers(log, [] if self._replica_base else ["server 0"])
+        self.checkpoint_manager = SimpleNamespace(
+            add_replicas=lambda replicas: log.append(("add", replicas)),
+            sleep_replicas=lambda: log.append(("sleep",)),
+        )
+        if ref:
+            self.ref_policy_wg = self.actor_rollout_wg
+
+    def create(config, group, start):
+        log.append(("create", config, group.name, start))
+        return Servers(log, [f"server {start}"])
+
+    monkeypatch.setattr(Policy.__mro__[1], "_setup", setup)
+    monkeypatch.setattr(policy_module.HybridServers, "create", create)
+    monkeypatch.setattr(policy_module.ray, "kill", lambda actor: log.append(("kill", actor)))
+    built = object.__new__(Policy)
+    built.config, built._replica_base, built._driver = "own", base, Driver()
+    built._setup()
+    return built, log
+
+
+def test_servers_of_a_later_model_get_their_own_ranks_and_sleep_until_they_are_needed(monkeypatch):
+    built, log = set_up(4, monkeypatch)
+    assert log == [
+        ("kill", "balancer of []"),
+        ("create", "own", "group", 4),
+        ("add", ["server 4"]),
+        ("sleep",),
+    ]
+    assert built.llm_server_manager.get_replicas() == ["server 4"]
+
+
+def test_servers_of_the_first_model_are_verls(monkeypatch):
+    built, log = set_up(0, monkeypatch)
+    assert log == []
+    assert built.llm_server_manager.get_replicas() == ["server 0"]
+
+
+@pytest.mark.parametrize("ref", [True, False])
+def test_long_calls_let_go_of_the_driver(ref, monkeypatch):
+    built, _ = set_up(0, monkeypatch, ref)
+    with built._driver.held():
+        assert built.actor_rollout_wg.compute_log_prob() == "log-probs"
+    assert getattr(built, "ref_policy_wg", None) is (built.actor_rollout_wg if ref else None)
+
+
+@pytest.mark.parametrize(
+    ("folder", "path"),
+    [("runs/global_step_3/actor/a", "{cwd}/runs/global_step_3/actor/a"), ("/x/./a", "/x/a"), ("~/a", "{home}/a")],
+)
+def test_a_checkpoint_to_start_from_is_named_by_its_absolute_path(folder, path, tmp_path, monkeypatch):
+    """Workers run in folders of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    loaded = []
+    built = object.__new__(Policy)
+    built.actor_rollout_wg = SimpleNamespace(load_weights=loaded.append)
+    built.start_from(folder)
+    assert loaded == [path.format(cwd=tmp_path, home="/home/someone")]
+
+
+def test_a_dead_servers_worker_is_told_by_rank_and_workers_are_killed(monkeypatch):
+    dropped, killed = [], []
+    monkeypatch.setattr(policy_module.ray, "kill", killed.append)
+    built = object.__new__(Policy)
+    built.actor_rollout_wg = SimpleNamespace(drop_server=dropped.append, workers=["w0", "w1"])
+    built.drop_server(SimpleNamespace(replica_rank=5))
+    built.kill_workers()
+    assert (dropped, killed) == ([5], ["w0", "w1"])

@@ -10,6 +10,10 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import response_to_nested
 
 from verl_drmas.advantage import balance_weights, row_size
+from verl_drmas.config import parse
+from verl_drmas.rollout.rows import Row
+from verl_drmas.trainer.row_weights import row_weights
+from verl_drmas.trainer.step import StepRows
 
 # (prompt, session, agent, tokens); None is a padding row, which has one masked token.
 ROWS = [
@@ -119,3 +123,86 @@ def test_by_hand():
     assert weights("agent", "token-mean").tolist() == pytest.approx(
         [7 / 15, 7 / 3, 1, 7 / 15, 7 / 15, 7 / 3, 7 / 4, 7 / 6]
     )
+
+
+# -- several models ----------------------------------------------------------------------------------------------------
+
+
+def team_step(rows, balance="agent", frozen=(), served=()):
+    """A step whose rows are (uid, session, agent, tokens), or None for padding; each agent is on a model of its name.
+
+    Args:
+        frozen: Agents that aren't trained, on a model that is.
+        served: Agents whose models nobody trains.
+    """
+    agents = sorted({row[2] for row in rows if row is not None})
+    section = parse(
+        {
+            "agents": {a: {"model": a.rstrip("0123456789"), "trainable": a not in frozen} for a in agents},
+            "models": {m: {"trainable": m not in served} for m in {a.rstrip("0123456789"): None for a in agents}},
+            "advantage": {"balance": balance},
+        }
+    )
+    known = [None if row is None else Row(*row[:2], 0, 0, row[2], section.agents[row[2]].model) for row in rows]
+    step = StepRows(known, section)
+    step.tokens = np.array([row[3] for row in rows if row is not None])
+    return step
+
+
+# Two agents on model `a` and one on model `b`, with ten times the tokens.
+TEAM = [
+    ("p", 0, "a1", 6),
+    ("p", 0, "a2", 2),
+    None,
+    ("p", 0, "b", 60),
+    ("p", 1, "a1", 2),
+    ("q", 0, "a2", 2),
+    ("q", 0, "b", 20),
+]
+
+
+def test_rows_are_balanced_within_their_model():
+    """Model a: 12 tokens in three groups, 4 for each; model b: 80 in two, 40 for each. Across models a would get 18."""
+    weights = row_weights(team_step(TEAM), {"a": "token-mean", "b": "token-mean"})
+    assert weights.dtype == np.float64
+    assert weights.tolist() == pytest.approx([4 / 8, 4 / 2, 1, 40 / 60, 4 / 8, 4 / 2, 40 / 20])
+
+
+@pytest.mark.parametrize("balance", ["agent", "session"])
+def test_a_models_weights_are_those_of_its_rows_alone(balance):
+    """So that a model is trained alike whatever other models are in the run."""
+    modes = {"a": "seq-mean-token-mean", "b": "token-mean"}
+    together = row_weights(team_step(TEAM, balance), modes)
+    for model_id, mode in modes.items():
+        mine = [i for i, row in enumerate(TEAM) if row is not None and row[2].startswith(model_id)]
+        alone = row_weights(team_step([TEAM[i] for i in mine], balance), {model_id: mode})
+        assert together[mine].tolist() == alone.tolist()
+        assert alone.tolist() != [1.0] * len(mine)  # it does balance something
+
+
+def test_each_model_has_its_own_way_of_averaging():
+    """A mean of row means: each row counts 1, so b's two groups of one row each are balanced as they are."""
+    weights = row_weights(team_step(TEAM), {"a": "seq-mean-token-mean", "b": "token-mean"})
+    assert weights.tolist() == pytest.approx([4 / 6, 4 / 3, 1, 40 / 60, 4 / 6, 4 / 3, 40 / 20])
+    weights = row_weights(team_step(TEAM), {"a": "token-mean", "b": "seq-mean-token-mean"})
+    assert weights.tolist() == pytest.approx([4 / 8, 4 / 2, 1, 1, 4 / 8, 4 / 2, 1])
+
+
+def test_rows_that_nobody_trains_have_weight_1():
+    modes = {"a": "token-mean"}  # the trained models'
+    weights = row_weights(team_step(TEAM, served=["b"]), modes)
+    assert weights.tolist() == pytest.approx([4 / 8, 4 / 2, 1, 1, 4 / 8, 4 / 2, 1])
+
+
+def test_a_frozen_agent_takes_no_share_of_its_models_loss():
+    """a1 is left with one group of 8 tokens, which is all of the loss: its rows keep their weight."""
+    weights = row_weights(team_step(TEAM, frozen=["a2"]), {"a": "token-mean", "b": "token-mean"})
+    trained = [0, 4]
+    assert weights[trained].tolist() == [1.0, 1.0]
+    assert np.isfinite(weights).all()
+
+
+def test_a_model_without_rows_is_no_matter():
+    rows = [row for row in TEAM if row is not None and row[2] == "b"]
+    weights = row_weights(team_step(rows), {"a": "token-mean", "b": "token-mean"})
+    assert weights.tolist() == pytest.approx([40 / 60, 40 / 20])

@@ -53,6 +53,10 @@ def team_panels(log: RunLog) -> list[Panel]:
         for a in agents
     ]
     solver, verifier = colours.get("solver", COLOURS[0]), colours.get("verifier", COLOURS[1])
+    gradients = tuple(
+        Line(name, label, COLOURS[i % len(COLOURS)] if len(log.gradients()) > 1 else INK)
+        for i, (label, name) in enumerate(log.gradients().items())
+    )
     right, wrong = "drmas/workflow/verifier_accuracy_right", "drmas/workflow/verifier_accuracy_wrong"
     return [
         *rewards,
@@ -85,7 +89,7 @@ def team_panels(log: RunLog) -> list[Panel]:
             "F",
             tuple(Line(f"drmas/agent/{a}/inflation_factor/mean", a, colours[a]) for a in agents),
         ),
-        Panel("Gradient norm", "before clipping", (Line("actor/grad_norm", "grad norm", INK),)),
+        Panel("Gradient norm", "before clipping", gradients),
         Panel("Step time", "seconds", (Line("timing_s/step", "step", INK),), smooth=False),
     ]
 

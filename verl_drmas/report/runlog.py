@@ -47,8 +47,18 @@ class RunLog:
 
     def agents(self) -> list[str]:
         """Returns the agents named by ``drmas/agent/<agent_id>/...``, sorted."""
+        return self._named("agent")
+
+    def gradients(self) -> dict[str, str]:
+        """Returns each trained model's gradient norm: label to metric; one model keeps verl's own name."""
+        models = [m for m in self._named("model") if f"drmas/model/{m}/grad_norm" in self.names()]
+        if len(models) < 2:
+            return {"grad norm": "actor/grad_norm"}
+        return {f"{model}: grad norm": f"drmas/model/{model}/grad_norm" for model in models}
+
+    def _named(self, kind: str) -> list[str]:
         parts = (name.split("/") for name in self.names())
-        return sorted({part[2] for part in parts if part[:2] == ["drmas", "agent"] and len(part) > 3})
+        return sorted({part[2] for part in parts if part[:2] == ["drmas", kind] and len(part) > 3})
 
     def fifths(self) -> tuple[list[Step], list[Step]]:
         """Returns the first and the last fifth of the training steps, rounded up; step 0 is no training step."""

@@ -53,7 +53,7 @@ def team_metrics(log: RunLog) -> list[Metric]:
         Metric("drmas/workflow/verifier_accuracy_right", "verifier accuracy, right proposals"),
         Metric("drmas/workflow/verifier_accuracy_wrong", "verifier accuracy, wrong proposals"),
         *agents,
-        Metric("actor/grad_norm", "grad norm"),
+        *(Metric(name, label) for label, name in log.gradients().items()),
         Metric("timing_s/step", "seconds per step", 2),
     ]
 

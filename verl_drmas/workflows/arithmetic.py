@@ -99,6 +99,7 @@ class Arithmetic(Workflow):
         return with_balanced_accuracy(super().summarise(sessions))
 
 
+@register_workflow("arithmetic_rival")
 class ArithmeticRival(Arithmetic):
     """A rival is asked for the sum too, and the verifier may be shown its answer instead of the solver's.
 

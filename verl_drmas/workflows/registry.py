@@ -11,6 +11,7 @@ from verl_drmas.workflows.base import Workflow
 # Bundled workflows are imported when they are asked for, so that one with extra dependencies costs nobody else.
 _BUNDLED = {
     "arithmetic": "verl_drmas.workflows.arithmetic:Arithmetic",
+    "arithmetic_rival": "verl_drmas.workflows.arithmetic:ArithmeticRival",
     "solver_verifier": "verl_drmas.workflows.solver_verifier:SolverVerifier",
 }
 _REGISTERED: dict[str, type[Workflow]] = {}

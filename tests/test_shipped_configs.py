@@ -1,0 +1,46 @@
+"""Every shipped configuration composes, passes our checks and verl's, and says what it is named for."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_drmas.check import prepare_keys, validate_with_verl
+from verl_drmas.check_command import compose_as_verl
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def shipped(request):
+    name = request.param
+    config = compose_as_verl(["--config-name", name, "actor_rollout_ref.model.path=org/model"])
+    return name, config
+
+
+def test_it_passes_our_checks_and_verls(shipped):
+    name, config = shipped
+    prepared = prepare_keys(config)
+    validate_with_verl(config, prepared.policies)
+    assert prepared.section.workflow is not None
+    rollout = config.actor_rollout_ref.rollout
+    assert rollout.name == ("sglang" if name.endswith("sglang") else "vllm")
+    assert (config.actor_rollout_ref.actor.strategy == "megatron") is name.endswith("megatron")
+    assert (config.trainer.device == "cpu") is name.startswith("cpu")
+
+
+@pytest.mark.parametrize("engine", ["megatron", "dp"])
+@pytest.mark.parametrize("servers", ["vllm", "sglang"])
+def test_engines_and_mappings_combine(engine, servers):
+    arguments = ["--config-name", "drmas_math_separate", f"model_engine={engine}"]
+    arguments += [f"actor_rollout_ref.rollout.name={servers}", "actor_rollout_ref.actor.use_kl_loss=true"]
+    config = compose_as_verl([*arguments, "actor_rollout_ref.model.path=org/model"])
+    prepared = prepare_keys(config)
+    validate_with_verl(config, prepared.policies)
+    section = "megatron" if engine == "megatron" else "fsdp_config"
+    for policy in prepared.policies.values():
+        actor = policy.actor_rollout_ref.actor
+        assert actor.strategy == ("megatron" if engine == "megatron" else "fsdp2")
+        assert OmegaConf.select(actor, f"{section}.param_offload") is True  # two models share the GPUs
+        assert OmegaConf.select(policy, f"actor_rollout_ref.ref.{section}.param_offload") is True
