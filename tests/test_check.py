@@ -232,6 +232,20 @@ REFUSED = {
         }
     ],
     "actor_rollout_ref.actor.checkpoint.async_save": [{"actor_rollout_ref.actor.checkpoint.async_save": True}],
+    "algorithm.kl_ctrl.type": [
+        {
+            "algorithm.use_kl_in_reward": True,
+            "algorithm.kl_ctrl.type": "adaptive",
+            "drmas.agents.verifier.trainable": False,
+        }
+    ],
+    f"{ROLLOUT}.disaggregation.enabled": [
+        {
+            f"{ROLLOUT}.disaggregation.enabled": True,
+            "drmas.models": {"base": {}, "other": {}},
+            "drmas.agents.verifier.model": "other",
+        }
+    ],
     "algorithm.use_pf_ppo": [{"algorithm.use_pf_ppo": True}],
     "reward.reward_model.enable": [{"reward.reward_model.enable": True}],
     "distillation.enabled": [{"distillation.enabled": True}],
@@ -258,6 +272,7 @@ ACCEPTED = [
     {"drmas.advantage.balance": "agent"},
     {"algorithm.norm_adv_by_std_in_grpo": False},
     {"algorithm.use_kl_in_reward": True},
+    {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.type": "adaptive"},
     {"actor_rollout_ref.actor.use_kl_loss": True},
     {"trainer.v1.drmas_sync.parameter_sync_step": 1},
     {"actor_rollout_ref.model.use_fused_kernels": True},
@@ -285,7 +300,8 @@ def test_every_switch_is_a_key_of_verls(composed):
 def test_a_switch_that_stands_in_the_way_is_refused(make, key, changes):
     config = make(**changes)
     says = next(s.says for s in SWITCHES if s.key == key)
-    assert refusal(config) == f"{key}={OmegaConf.select(config, key)}: {says}"
+    line = refusal(config).removeprefix("model base: ")  # said where there are several
+    assert line == f"{key}={OmegaConf.select(config, key)}: {says}"
 
 
 @pytest.mark.parametrize("changes", ACCEPTED)
@@ -513,3 +529,100 @@ def test_the_callback_says_what_it_filled_in(make, caplog):
         f"verl-drmas: filled in {ROLLOUT}.agent.agent_loop_manager_class=verl_drmas.rollout.worker.TeamManager, "
         f"{ROLLOUT}.agent.default_agent_loop=drmas_team"
     )
+
+
+# -- several models ----------------------------------------------------------------------------------------------------
+
+
+def two_models(**own):
+    """Solver on `a` and verifier on `b`; `own` are settings of `b`."""
+    return {
+        "drmas.models": {"a": {}, "b": own},
+        "drmas.agents.solver.model": "a",
+        "drmas.agents.verifier.model": "b",
+    }
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A step's folder as a run writes it, of models on the given numbers of ranks."""
+
+    def checkpoint(**ranks):
+        for model_id, count in ranks.items():
+            folder = tmp_path / "global_step_3" / "actor" / model_id
+            (folder / "huggingface").mkdir(parents=True)
+            for rank in range(count):
+                for what in ("model", "optim", "extra_state"):
+                    (folder / f"{what}_world_size_{count}_rank_{rank}.pt").touch()
+        return tmp_path / "global_step_3" / "actor"
+
+    return checkpoint
+
+
+def test_a_model_may_start_from_a_checkpoint(make, checkpoint):
+    actor = checkpoint(old=1)
+    prepared = prepare(make(**two_models(init_from=str(actor / "old"))))
+    assert prepared.section.models["b"].init_from == str(actor / "old")
+
+
+def test_a_megatron_checkpoint_is_split_by_nobodys_rank(make, tmp_path):
+    (tmp_path / "model").mkdir()
+    prepare(make(**two_models(init_from=str(tmp_path))))
+
+
+def test_a_checkpoint_to_start_from_must_be_there(make, tmp_path):
+    folder = tmp_path / "none"
+    assert refusal(make(**two_models(init_from=str(folder)))) == (
+        f"drmas.models.b.init_from is '{folder}', which is no folder; give .../global_step_N/actor/<model id> of a run "
+        "with save_freq"
+    )
+
+
+@pytest.mark.parametrize(("up", "inner"), [("", "old"), ("..", "actor")])
+def test_a_checkpoint_of_several_models_names_those_inside(make, checkpoint, up, inner):
+    folder = checkpoint(old=1) / up
+    line = refusal(make(**two_models(init_from=str(folder))))
+    start = f"drmas.models.b.init_from is '{folder}', which holds no model's shards; give a model's own folder ("
+    assert line.startswith(start)
+    assert inner in line.removeprefix(start).rstrip(")").split(", ")
+
+
+def test_an_empty_folder_has_nothing_to_start_from(make, tmp_path):
+    assert refusal(make(**two_models(init_from=str(tmp_path)))).endswith("give a model's own folder (none)")
+
+
+@pytest.mark.parametrize(("saved", "ranks"), [(2, 1), (1, 2), (4, 2)])
+def test_a_checkpoint_of_another_number_of_ranks_is_refused(make, checkpoint, saved, ranks):
+    folder = checkpoint(old=saved) / "old"
+    pool = {"pool": "right"} if ranks > 1 else {}
+    config = make(**two_models(init_from=str(folder), **pool))
+    if pool:
+        OmegaConf.update(config, "drmas.pools", {"right": {"n_gpus_per_node": ranks}}, force_add=True)
+    assert refusal(config) == (
+        f"drmas.models.b.init_from is '{folder}', whose {saved} shards don't fit the model's {ranks} ranks; "
+        "write it out with `verl-drmas export` and give the result as actor_rollout_ref.model.path"
+    )
+
+
+def test_a_checkpoint_that_lacks_a_ranks_shard_is_refused(make, checkpoint):
+    folder = checkpoint(old=2) / "old"
+    (folder / "model_world_size_2_rank_1.pt").unlink()
+    config = make(**two_models(init_from=str(folder), pool="right"))
+    OmegaConf.update(config, "drmas.pools", {"right": {"n_gpus_per_node": 2}}, force_add=True)
+    assert "whose 1 shards don't fit the model's 2 ranks" in refusal(config)
+
+
+@pytest.mark.parametrize("check", [prepare, prepare_trainer])
+def test_a_stock_agent_loop_speaks_to_one_model(make, check):
+    agents = {"one": {"model": "a"}, "two": {"model": "b"}}
+    line = refusal(make("rows", **{"drmas.models": {"a": {}, "b": {}}, "drmas.agents": agents}), check)
+    assert line == (
+        "drmas.models lists 2 models, and drmas.workflow is not set: a stock agent loop speaks to one; set "
+        "drmas.workflow.name"
+    )
+
+
+def test_an_error_names_the_model_that_it_is_about(make):
+    key = "actor_rollout_ref.model.path"
+    models = two_models(actor_rollout_ref={"model": {"path": "/no/model"}})
+    assert refusal(make(**models)) == f"model b: {key} is '/no/model', which is no folder; give one, or a model id"

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from verl_drmas.check_command import compose_as_verl, main
 from verl_drmas.config import ConfigError
@@ -175,3 +176,78 @@ def test_from_an_empty_folder(tmp_path, files):
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith("ready")
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
+
+
+# -- several models ----------------------------------------------------------------------------------------------------
+
+
+def cells(printed, title):
+    """A printed table by its rows' first column."""
+    lines = printed[printed.index(title) :].splitlines()[1:]
+    found = {}
+    for line in lines:
+        if not line.startswith(("│", "┃")):
+            if line.startswith("└"):
+                break
+            continue
+        first, *rest = [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+        found[first] = rest
+    return found
+
+
+@pytest.fixture
+def three(files):
+    """Solver and a frozen rival share the run's pool, the verifier has GPUs of its own."""
+    folder = files[2].partition("=")[2]
+    own = "{model: {path: '" + folder + "'}, actor: {optim: {lr: 3e-4}}}"
+    return [
+        "+drmas=arithmetic",
+        "drmas.workflow.name=verl_drmas.workflows.arithmetic:ArithmeticRival",
+        "drmas.agents.solver.model=large",
+        "drmas.agents.verifier.model=small",
+        "+drmas.agents.rival.model=served",
+        "+drmas.models={large: {}, served: {trainable: false}, small: {pool: right, updates_per_step: 2, "
+        f"actor_rollout_ref: {own}}}}}",
+        "+drmas.pools={right: {n_gpus_per_node: 2}}",
+        "drmas.updates_per_step=1",
+    ]
+
+
+def test_models_are_shown_with_their_agents_and_pools(files, three, capsys):
+    status = main([*files, *three], Console(width=200))
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert cells(printed, "models") == {
+        "model": ["agents", "trained", "strategy", "lr", "engine", "GPUs a server", "pool"],
+        "large": ["solver", "yes", "fsdp2", "1e-06", "vllm", "1", "run: 1 x 1 (shared)"],
+        "served": ["rival", "no (served)", "-", "-", "vllm", "1", "run: 1 x 1 (shared)"],
+        "small": ["verifier", "yes", "fsdp2", "0.0003", "vllm", "1", "right: 1 x 2"],
+    }
+    team = cells(printed, "team")
+    assert {agent: team[agent][:2] for agent in ("solver", "rival", "verifier")} == {
+        "solver": ["large", "yes"],
+        "rival": ["served", "no"],
+        "verifier": ["small", "yes"],
+    }
+
+
+def test_a_step_is_shown_for_every_trained_model(files, three, capsys):
+    main([*files, *three], Console(width=200))
+    printed = capsys.readouterr().out
+    assert cells(printed, "one step") == {
+        "step": ["value"],
+        "sessions": ["32 (4 prompts x 8)"],
+        "rows": ["96 (solver 1, rival 1, verifier 1 a session)"],
+        "updates of large": ["1 x 1 epochs"],
+        "padding rows of large": ["at most 0 (1 ranks x 1 updates - 1)"],
+        "updates of small": ["2 x 1 epochs"],
+        "padding rows of small": ["at most 3 (2 ranks x 2 updates - 1)"],
+    }
+    folder = files[2].partition("=")[2]
+    assert [line for line in printed.splitlines() if line.startswith("model ")] == [
+        f"model {model_id}: {folder}" for model_id in ("large", "served", "small")
+    ]
+    filled = next(line for line in printed.splitlines() if line.startswith("filled in: "))
+    assert "drmas.models.large.actor_rollout_ref.actor.fsdp_config.optimizer_offload=True" in filled  # it shares
+    assert "drmas.models.served.actor_rollout_ref.rollout.load_format=auto" in filled  # nobody sends it weights
+    assert "drmas.models.small" not in filled

@@ -91,6 +91,11 @@ def test_keys_of_others_are_taken_as_they_are(make):
         ({"modle": {}}, "b.actor_rollout_ref.modle: unknown key; did you mean 'model'?"),
         ({"actor": 3}, "b.actor_rollout_ref.actor: 3 is not valid: a section of keys is needed"),
         ({"actor": {"strategy": "deepspeed"}}, "b.actor_rollout_ref.actor.strategy is 'deepspeed'; "),
+        (
+            {"actor": {"ppo_micro_batch_size_per_gpu": 4}},
+            "b.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu: has no effect, ",
+        ),
+        ({"actor": {"use_dynamic_bsz": False}}, "b.actor_rollout_ref.actor.use_dynamic_bsz: is the run's, "),
         ({"rollout": {"n": 4}}, "b.actor_rollout_ref.rollout.n: is the run's, not a model's "),
         ({"rollout": {"response_length": 9}}, "b.actor_rollout_ref.rollout.response_length: is an agent's, "),
     ],
@@ -129,6 +134,7 @@ def test_every_key_of_the_run_exists_in_verl(make):
         ),
         ({"a": {}, "b": {}}, {"right": {"n_gpus_per_node": 1}}, "drmas.pools.right: no model is in it; "),
         ({"a": {"trainable": False}}, {}, "drmas.models has no trainable model"),
+        ({"a": {}, "mute": {}}, {}, "drmas.models.mute: none of its agents is trained (verifier); set "),
         (
             {"a": {}, "b": {"trainable": False, "init_from": "x"}},
             {},
@@ -139,6 +145,7 @@ def test_every_key_of_the_run_exists_in_verl(make):
 )
 def test_wrong_mappings_are_one_line(make, models, pools, line):
     config = make(models, pools=pools)
+    config.drmas.agents.verifier.trainable = "mute" not in models
     if "idle" in models:
         config.drmas.agents.verifier.model = "b"
     assert refusal(config).startswith(line)
@@ -211,6 +218,23 @@ def test_the_job_reads_what_the_callback_composed(make):
     assert prepare_trainer(config).policies["b"][ROOT].actor.optim.lr == 0.5
 
 
+def test_a_saved_configuration_that_was_changed_is_refused(make):
+    config = make(override(actor={"optim": {"lr": 0.5}}))
+    prepare_keys(config)
+    OmegaConf.resolve(config)
+    config[ROOT].actor.optim.lr = 0.25  # a rerun from .hydra/config.yaml, where the callback isn't
+    with pytest.raises(ConfigError, match="changed since the models' configurations were composed"):
+        prepare_trainer(config)
+
+
+def test_an_overrides_own_interpolations_are_the_models(make):
+    own = {
+        "actor": {"ppo_max_token_len_per_gpu": 777},
+        "ref": {"log_prob_max_token_len_per_gpu": "${actor_rollout_ref.actor.ppo_max_token_len_per_gpu}"},
+    }
+    assert prepare_keys(make(override(**own))).policies["b"][ROOT].ref.log_prob_max_token_len_per_gpu == 777
+
+
 def test_a_command_line_that_goes_without_the_callback_is_refused(make):
     config = make(override(actor={"optim": {"lr": 0.5}}))
     with pytest.raises(ConfigError, match="are composed by our Hydra callback"):
@@ -237,3 +261,11 @@ def test_errors_name_the_model_where_there_are_several():
         raise ConfigError("actor_rollout_ref.x: no")
     with pytest.raises(ConfigError, match=r"^trainer\.device: no"), naming(several, "b"):
         raise ConfigError("trainer.device: no")
+
+
+def test_one_model_with_overrides_is_the_runs_own_configuration(make):
+    config = make({"base": {ROOT: {"rollout": {"temperature": 0.5}}}})
+    prepared = prepare_keys(config)
+    assert config[ROOT].rollout.temperature == prepared.policies["base"][ROOT].rollout.temperature == 0.5
+    OmegaConf.resolve(config)
+    prepare_trainer(config)

@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_drmas.config import ConfigError, parse
-from verl_drmas.placement import Pool, check_placement, placement, pool_of, server_size
+from verl_drmas.placement import Pool, check_cluster, check_placement, placement, pool_of, server_size
 
 RUN = OmegaConf.create({"trainer": {"n_gpus_per_node": 8, "nnodes": 2, "device": "cuda"}})
 
@@ -58,7 +58,12 @@ def test_models_of_one_engine_whose_servers_fit_together_are_fine():
 
 def test_servers_that_do_not_divide_their_pool():
     line = refusal({"left": Pool("left", 6, 1, ("a",))}, a=policy(tensor_model_parallel_size=4))
-    assert line.startswith("model a: a server takes 4 GPUs") and "the 6 of pool 'left'" in line
+    assert line.startswith("model a: a server takes 4 GPUs") and "the 1 x 6 of pool 'left'" in line
+
+
+def test_no_server_lies_across_two_nodes_in_parts():
+    assert "the 2 x 3 of pool" in refusal({"x": Pool("x", 3, 2, ("a",))}, a=policy(tensor_model_parallel_size=2))
+    check_placement({"x": Pool("x", 2, 4, ("a",))}, {"a": policy(tensor_model_parallel_size=4)})  # two whole nodes
 
 
 def test_two_engines_on_one_pool():
@@ -72,9 +77,22 @@ def test_two_engines_on_two_pools_are_fine():
     check_placement(pools, {"a": policy(), "b": policy(name="sglang")})
 
 
-def test_servers_that_do_not_sleep():
-    line = refusal(SHARED, a=policy(), b=policy(free_cache_engine=False))
-    assert line.startswith("model b: actor_rollout_ref.rollout.free_cache_engine is false") and "with a;" in line
+@pytest.mark.parametrize("name", ["free_cache_engine", "enable_sleep_mode"])
+def test_servers_that_do_not_sleep(name):
+    line = refusal(SHARED, a=policy(), b=policy(**{name: False}))
+    assert line.startswith(f"model b: actor_rollout_ref.rollout.{name} is false") and "with a;" in line
+
+
+def test_the_job_asks_for_the_gpus_of_all_its_pools():
+    pools = {"run": Pool("run", 1, 1, ("a",)), "right": Pool("right", 2, 1, ("b",))}
+    config = OmegaConf.create({"trainer": {"device": "cpu"}, "ray_kwargs": {"ray_init": {"num_gpus": 1}}})
+    assert check_cluster(config, pools) == {"ray_kwargs.ray_init.num_gpus": 3}  # logical ones
+    config.trainer.device = "cuda"
+    with pytest.raises(ConfigError, match=r"num_gpus is 1, but the pools take 3: 1 \(run\) \+ 2 \(right\)"):
+        check_cluster(config, pools)
+    config.ray_kwargs.ray_init.num_gpus = 4
+    assert check_cluster(config, pools) == {}
+    assert check_cluster(OmegaConf.create({}), pools) == {}  # a cluster that is there already
 
 
 def test_servers_that_are_awake_together_need_their_memory_together():

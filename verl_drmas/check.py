@@ -21,9 +21,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_drmas.advantage import ESTIMATORS
-from verl_drmas.compose import compose_models, policy_config
+from verl_drmas.compose import check_composed, compose_models, policy_config
 from verl_drmas.config import AgentConfig, ConfigError, DrmasConfig, nearest, parse
-from verl_drmas.placement import Pool, check_placement, placement
+from verl_drmas.placement import Pool, check_cluster, check_placement, placement
 from verl_drmas.support import GROUP_ESTIMATORS, PER_AGENT, estimator_refusals, get, switch_refusals
 from verl_drmas.workflows import Workflow, load_workflow
 
@@ -101,9 +101,13 @@ def _prepare(config: DictConfig, *, compose: bool) -> Prepared:
     _fill(config, prepared, estimator)
     if compose:
         prepared.filled |= compose_models(config, section)
+    else:
+        check_composed(config)
     prepared.policies = {model_id: policy_config(config, section, model_id) for model_id in section.models}
     prepared.pools = placement(config, section)
     check_placement(prepared.pools, prepared.policies)
+    if compose:
+        _set(config, check_cluster(config, prepared.pools), prepared)
     for model_id, policy in prepared.policies.items():
         with naming(section, model_id):
             for line in switch_refusals(policy, section.only(model_id)):
@@ -237,12 +241,16 @@ def _fill(config: DictConfig, prepared: Prepared, estimator: str) -> None:
     if section.group_by == "agent" and estimator in GROUP_ESTIMATORS:
         wanted["algorithm.adv_estimator"] = PER_AGENT
         wanted["drmas_base_estimator"] = estimator
+    _set(config, wanted, prepared)
+    prepared.base_estimator = get(config, "drmas_base_estimator")
+
+
+def _set(config: DictConfig, wanted: Mapping[str, Any], prepared: Prepared) -> None:
     with open_dict(config):
         for key, value in wanted.items():
             if get(config, key) != value:
                 OmegaConf.update(config, key, value, force_add=True)
                 prepared.filled[key] = value
-    prepared.base_estimator = get(config, "drmas_base_estimator")
 
 
 def check_machine(config: DictConfig) -> None:
@@ -307,8 +315,8 @@ def check_start(path: str | None, policy: DictConfig) -> None:
     ranks = int(policy.trainer.n_gpus_per_node) * int(policy.trainer.nnodes)
     shards = glob.glob(os.path.join(folder, "model_world_size_*_rank_*.pt"))
     wanted = glob.glob(os.path.join(folder, f"model_world_size_{ranks}_rank_*.pt"))
-    if not shards and not os.path.isdir(os.path.join(folder, "dist_ckpt")):
-        inner = [d for d in ("actor", *os.listdir(folder)) if os.path.isdir(os.path.join(folder, d))]
+    if not shards and not os.path.isdir(os.path.join(folder, "model")):  # Megatron's, whose layout takes any size
+        inner = sorted(d for d in os.listdir(folder) if os.path.isdir(os.path.join(folder, d)))
         raise ConfigError(
             f"{key}, which holds no model's shards; give a model's own folder ({', '.join(inner) or 'none'})"
         )

@@ -171,6 +171,13 @@ NAMES: tuple[Name, ...] = (
         members={"on_save": "trainer global_step checkpoint_dir async_save"},
     ),
     Name("verl.trainer.ppo.core_algos", "AdaptiveKLController", "resuming the KL coefficient", attributes="value"),
+    Name(
+        "verl.trainer.ppo.rollout_corr_helper",
+        "compute_offpolicy_metrics",
+        "engine against trainer, model by model",
+        "old_log_prob rollout_log_prob response_mask",
+    ),
+    Name("verl.utils.device", "get_resource_name", "whether the cluster has the pools' GPUs"),
     Name("verl.utils.config", "omega_conf_to_dataclass", "a model's tokenizer", "config"),
     # -- export
     Name(
@@ -312,7 +319,7 @@ NAMES: tuple[Name, ...] = (
         "ResourcePoolManager",
         "models of one pool",
         "resource_pool_spec mapping max_colocate_count resource_pool_dict",
-        {"create_resource_pool": "", "_check_resource_available": ""},
+        {"create_resource_pool": ""},
     ),
     Name("verl.single_controller.ray.base", "RayResourcePool", "models of one pool"),
     Name(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,6 +45,19 @@ RUN_LEVEL = {
     "rollout.calculate_log_probs": "the rows of all models carry the same fields",
     "rollout.prompt_length": "set drmas.agents.<id>.prompt_length",
     "rollout.response_length": "set drmas.agents.<id>.response_length",
+    "actor.use_dynamic_bsz": "rows per step vary, so a team's micro-batches are token budgets",
+    "rollout.log_prob_use_dynamic_bsz": "rows per step vary, so a team's micro-batches are token budgets",
+    "ref.log_prob_use_dynamic_bsz": "rows per step vary, so a team's micro-batches are token budgets",
+    "actor.optim.total_training_steps": "the data loader counts the steps",
+}
+# Micro-batches in rows, which nothing reads under dynamic batches, and the token budget that stands for each.
+ROW_COUNTS = {
+    "actor.ppo_micro_batch_size": "actor.ppo_max_token_len_per_gpu",
+    "actor.ppo_micro_batch_size_per_gpu": "actor.ppo_max_token_len_per_gpu",
+    "rollout.log_prob_micro_batch_size": "rollout.log_prob_max_token_len_per_gpu",
+    "rollout.log_prob_micro_batch_size_per_gpu": "rollout.log_prob_max_token_len_per_gpu",
+    "ref.log_prob_micro_batch_size": "ref.log_prob_max_token_len_per_gpu",
+    "ref.log_prob_micro_batch_size_per_gpu": "ref.log_prob_max_token_len_per_gpu",
 }
 # verl's config groups (`model_engine=...`) by the actor's strategy.
 FAMILIES = {"fsdp": "dp", "fsdp2": "dp", "megatron": "megatron", "veomni": "veomni", "torchtitan": "torchtitan"}
@@ -68,7 +83,7 @@ def policy_config(config: DictConfig, section: DrmasConfig, model_id: str) -> Di
     with open_dict(policy):
         composed = policy.pop(COMPOSED, None)
         if composed is not None:
-            policy[ROOT] = composed[model_id]
+            policy[ROOT] = composed["models"][model_id]
         elif _needs_own(section):
             raise ConfigError(
                 "drmas.models: models with a configuration of their own are composed by our Hydra callback, which this "
@@ -98,14 +113,38 @@ def compose_models(config: DictConfig, section: DrmasConfig) -> dict[str, Any]:
         except OmegaConfBaseException as error:
             raise ConfigError(f"drmas.models.{model_id}.{ROOT}: {' '.join(str(error).split())}") from None
     with open_dict(config):
-        config[COMPOSED] = composed
         first = next(m for m in section.models if section.models[m].trainable)
         paths = {model_id: c["model"]["path"] for model_id, c in composed.items()}
         if config[ROOT].model.path not in paths.values():
             # No model is at the run's path, where verl would look for the data's tokenizer.
             config[ROOT].model = composed[first]["model"]
             filled[f"{ROOT}.model.path"] = paths[first]
+        if len(composed) == 1:
+            config[ROOT] = composed[first]  # the rollout reads the run's
+        config[COMPOSED] = {"models": composed, "of": _digest(config)}
     return filled
+
+
+def check_composed(config: DictConfig) -> None:
+    """The models' configurations are those of this `actor_rollout_ref`, `drmas.models` and `drmas.pools`.
+
+    Hydra saves the callback's result in `.hydra/config.yaml`, without the callback: a rerun from that file with another
+    rate would train with the old one.
+
+    Raises:
+        ConfigError: Something changed since they were composed.
+    """
+    if COMPOSED in config and config[COMPOSED]["of"] != _digest(config):
+        raise ConfigError(
+            f"{COMPOSED}: actor_rollout_ref, drmas.models or drmas.pools changed since the models' configurations were "
+            "composed; start from your own files and +drmas=base, not from a saved .hydra/config.yaml"
+        )
+
+
+def _digest(config: DictConfig) -> str:
+    parts = [config[ROOT], OmegaConf.select(config, "drmas.models"), OmegaConf.select(config, "drmas.pools")]
+    plain = [OmegaConf.to_container(part, resolve=True) if part else None for part in parts]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def default_updates(policy: DictConfig) -> int:
@@ -122,10 +161,8 @@ def _compose(config: DictConfig, model_id: str, model: ModelConfig, pool: Pool) 
     whole = copy.deepcopy(config)
     key = f"drmas.models.{model_id}.{ROOT}"
     with open_dict(whole):
-        base = whole[ROOT]
-        wanted = str(
-            OmegaConf.select(OmegaConf.create(model.actor_rollout_ref), "actor.strategy") or base.actor.strategy
-        )
+        base, own = whole[ROOT], _raw_overrides(config, model_id)
+        wanted = str(OmegaConf.select(own, "actor.strategy") or base.actor.strategy)
         family = FAMILIES.get(wanted)
         if family is None:
             raise ConfigError(f"{key}.actor.strategy is {wanted!r}; {nearest(wanted, FAMILIES)}")
@@ -133,7 +170,7 @@ def _compose(config: DictConfig, model_id: str, model: ModelConfig, pool: Pool) 
         if family != before:
             base = _carry_over(base, _defaults_of(before), _defaults_of(family))
         _check_keys(model.actor_rollout_ref, base, key)
-        whole[ROOT] = OmegaConf.merge(base, model.actor_rollout_ref)
+        whole[ROOT] = OmegaConf.merge(base, own)
         whole.trainer.n_gpus_per_node, whole.trainer.nnodes = pool.n_gpus_per_node, pool.nnodes
         filled = dict(_follows(whole, model, pool))
         for name, value in filled.items():
@@ -141,11 +178,19 @@ def _compose(config: DictConfig, model_id: str, model: ModelConfig, pool: Pool) 
     return whole, filled
 
 
+def _raw_overrides(config: DictConfig, model_id: str) -> DictConfig:
+    """A model's overrides with their own interpolations open: in them, too, `actor_rollout_ref` is the model's."""
+    models = OmegaConf.select(config, "drmas.models") or {}
+    raw = models[model_id].get(ROOT) if model_id in models else None
+    return OmegaConf.create(OmegaConf.to_container(raw, resolve=False) if raw else {})
+
+
 def _follows(whole: DictConfig, model: ModelConfig, pool: Pool) -> Iterator[tuple[str, Any]]:
     """Keys that follow from how the model is run; a key that the model's own overrides name is left alone."""
     wanted: dict[str, Any] = {}
     if not model.trainable:
         wanted["rollout.load_format"] = "auto"  # nobody sends it weights
+        wanted["model.lora_rank"] = 0  # nor an adapter
     elif pool.shared:
         family = FAMILIES[str(whole[ROOT].actor.strategy)]
         engine = ENGINE_SECTION.get(family, family)
@@ -167,6 +212,11 @@ def _check_keys(overrides: Mapping[str, Any], base: DictConfig, key: str, path: 
                 f"{key}.{name}: is the run's, not a model's ({RUN_LEVEL[here]}); set {ROOT}.{here} for the run"
                 if not RUN_LEVEL[here].startswith("set ")
                 else f"{key}.{name}: is an agent's, not a model's; {RUN_LEVEL[here]}"
+            )
+        if here in ROW_COUNTS and value is not None:
+            raise ConfigError(
+                f"{key}.{name}: has no effect, because rows per step vary and micro-batches are token budgets; set "
+                f"{ROW_COUNTS[here]}"
             )
         if name not in known:
             raise ConfigError(f"{key}.{name}: unknown key; {nearest(name, known)}")

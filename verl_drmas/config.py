@@ -215,6 +215,12 @@ class DrmasConfig:
         if self.agents and not self.agents_of(model_id):
             used = sorted({agent.model for agent in self.agents.values()})
             raise ValueError(f"{key}: no agent is on it (agents are on {', '.join(used)}); give it one, or drop it")
+        mine = self.agents_of(model_id)
+        if model.trainable and mine and not any(self.agents[agent_id].trainable for agent_id in mine):
+            raise ValueError(
+                f"{key}: none of its agents is trained ({', '.join(mine)}); set drmas.{key}.trainable=false to "
+                "serve it without training workers"
+            )
         if model.pool is not None and model.pool not in self.pools:
             raise ValueError(
                 f"{key}.pool is {model.pool!r}, which drmas.pools doesn't list; {nearest(model.pool, self.pools)}"
@@ -262,7 +268,11 @@ class DrmasConfig:
 def nearest(name: str, known: Any) -> str:
     """`did you mean 'x'?` or the known names."""
     near = get_close_matches(str(name), [str(k) for k in known], n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(map(str, known)) or 'none'}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    names = [str(k) for k in known]
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"known: {', '.join(names[:12]) or 'none'}{more}"
 
 
 def parse(

@@ -87,11 +87,11 @@ def check_placement(pools: Mapping[str, Pool], policies: Mapping[str, Any]) -> N
     """
     for pool in pools.values():
         for model_id in pool.models:
-            size = server_size(policies[model_id])
-            if pool.gpus % size:
+            size, node = server_size(policies[model_id]), pool.n_gpus_per_node
+            if pool.gpus % size or (node % size and size % node):
                 raise ConfigError(
                     f"model {model_id}: a server takes {size} GPUs ({ROLLOUT}.tensor_model_parallel_size x ...), which "
-                    f"don't divide the {pool.gpus} of pool {pool.name!r}; change one of the two"
+                    f"don't divide the {pool.nnodes} x {node} of pool {pool.name!r} into nodes; change one of the two"
                 )
         if pool.shared:
             _check_shared(pool, {model_id: policies[model_id] for model_id in pool.models})
@@ -109,12 +109,13 @@ def _check_shared(pool: Pool, policies: Mapping[str, Any]) -> None:
     if get(first, "trainer.device", "cuda") == "cpu":
         return  # memory is the machine's, and vLLM has no sleep mode here
     for model_id, policy in policies.items():
-        if not get(policy, f"{ROLLOUT}.free_cache_engine", True):
-            raise ConfigError(
-                f"model {model_id}: {ROLLOUT}.free_cache_engine is false, but it shares pool {pool.name!r} with "
-                f"{', '.join(m for m in pool.models if m != model_id)}; its servers must sleep while others train: set "
-                "it to true"
-            )
+        for name in ("free_cache_engine", "enable_sleep_mode"):
+            if not get(policy, f"{ROLLOUT}.{name}", True):
+                raise ConfigError(
+                    f"model {model_id}: {ROLLOUT}.{name} is false, but it shares pool {pool.name!r} with "
+                    f"{', '.join(m for m in pool.models if m != model_id)}; its servers must sleep while others train: "
+                    "set it to true"
+                )
     shares = {m: float(get(policy, f"{ROLLOUT}.gpu_memory_utilization", 0.5)) for m, policy in policies.items()}
     if round(sum(shares.values()), 6) > TOGETHER:
         told = " + ".join(f"{share:g} ({model_id})" for model_id, share in shares.items())
@@ -122,3 +123,22 @@ def _check_shared(pool: Pool, policies: Mapping[str, Any]) -> None:
             f"pool {pool.name!r}: {ROLLOUT}.gpu_memory_utilization adds up to {sum(shares.values()):.2f}: {told}; the "
             f"servers are awake together in rollout, so lower them to {TOGETHER} in all"
         )
+
+
+def check_cluster(config: Any, pools: Mapping[str, Pool]) -> dict[str, Any]:
+    """The GPUs that the job asks Ray for are enough for the pools.
+
+    Returns:
+        Keys to set: on a CPU the GPUs are logical, and as many as the pools have.
+
+    Raises:
+        ConfigError: `ray_init.num_gpus` is less than the pools' sum.
+    """
+    key = "ray_kwargs.ray_init.num_gpus"
+    asked, wanted = get(config, key), sum(pool.gpus for pool in pools.values())
+    if asked is None or int(asked) >= wanted:
+        return {}
+    if get(config, "trainer.device", "cuda") == "cpu":
+        return {key: wanted}
+    told = " + ".join(f"{pool.gpus} ({pool.name})" for pool in pools.values())
+    raise ConfigError(f"{key} is {asked}, but the pools take {wanted}: {told}; raise it, or make the pools smaller")

@@ -90,6 +90,21 @@ SWITCHES = (
         ),
     ),
     Switch(
+        "algorithm.kl_ctrl.type",
+        "adaptive is supported where one model trains on all rows: its controller looks at the mean over all of them",
+        lambda c, d: (
+            bool(get(c, "algorithm.use_kl_in_reward", False))
+            and get(c, "algorithm.kl_ctrl.type") == "adaptive"
+            and (len(d.models) > 1 or not all(d.trained(agent_id) for agent_id in d.agents))
+        ),
+        default="fixed",
+    ),
+    Switch(
+        "actor_rollout_ref.rollout.disaggregation.enabled",
+        "supported with one model: servers of several models are counted without it",
+        lambda c, d: len(d.models) > 1 and bool(get(c, "actor_rollout_ref.rollout.disaggregation.enabled", False)),
+    ),
+    Switch(
         "algorithm.use_pf_ppo",
         "refused: it resamples rows of one advantage estimator, gae, only",
         lambda c, _: bool(get(c, "algorithm.use_pf_ppo", False)),

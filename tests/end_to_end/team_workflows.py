@@ -50,6 +50,12 @@ class Quartet(Workflow):
         return action.reward_parts["own"]
 
 
+class Duo(Quartet):
+    """Two of them."""
+
+    agents = ("writer", "editor")
+
+
 class Trio(Workflow):
     """Writer and judge in every session, the editor in odd sessions of odd steps: no row of its model in the others."""
 

@@ -27,7 +27,8 @@ STEPS = 12  # each of five kills and the last resume moves on by one or two step
 START, STEP = 420, 120  # seconds until the first step of a job, and for a step, on a busy machine
 SEED = 20
 JOB = (
-    "+drmas=arithmetic",
+    "+drmas=base",
+    "+drmas.workflow.name=team_workflows:Duo",  # rewards with a spread for random weights, so that every step trains
     "trainer.save_freq=1",
     "trainer.resume_mode=auto",
     "data.max_prompt_length=64",
@@ -39,10 +40,10 @@ UNLIKE = re.compile(r"timing|perf/|mfu")
 
 
 def separate(assets: Path) -> list[str]:
-    """Solver and verifier on models of two families."""
+    """The two agents on models of two families."""
     return [
-        "drmas.agents.solver.model=a",
-        "drmas.agents.verifier.model=b",
+        "+drmas.agents.writer.model=a",
+        "+drmas.agents.editor.model=b",
         "+drmas.models.a={}",
         f"+drmas.models.b.actor_rollout_ref.model.path={assets / 'chatml'}",
     ]
@@ -50,7 +51,7 @@ def separate(assets: Path) -> list[str]:
 
 def shared(assets: Path) -> list[str]:
     """Both agents on the one model `base`."""
-    return []
+    return ["+drmas.agents.writer.model=base", "+drmas.agents.editor.model=base"]
 
 
 MAPPINGS = {"separate": (separate, ("a", "b")), "shared": (shared, ("base",))}
@@ -71,6 +72,8 @@ class Drill:
         self.jobs = 0
         whole = run(folder / "whole", [*overrides, "trainer.max_actor_ckpt_to_keep=1"], steps=STEPS, timeout=900)
         self.reference = whole.steps
+        for step, metrics in self.reference.items():  # a job that learns nothing resumes exactly whatever is lost
+            assert all(metrics[f"drmas/model/{m}/grad_norm"] > 0 for m in models), step
         self.seconds = statistics.median(step["timing_s/step"] for step in self.reference.values())
 
     def start(self) -> Run:

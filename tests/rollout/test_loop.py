@@ -220,28 +220,36 @@ COOL = {"sampling": {"temperature": 0.6}}
         ({}, {"verifier": COOL}, True),
         ({}, {"solver": COOL}, True),
         ({"temperature": 0.6}, {"verifier": {"sampling": {"temperature": 1.0}}}, True),  # the run's, not its model's
-        ({}, {"verifier": {**COOL, "trainable": False}}, False),  # nobody trains on its rows
     ],
 )
 def test_rows_carry_a_temperature_where_an_agent_samples_at_another_than_its_models(make, two, rollout, agents, mixed):
     config, clients = make(two(rollout=rollout), agents)
-    loop, rows = play(config, clients)
-    assert loop.mixed_temperature is mixed
+    _, rows = play(config, clients)
     asked = [clients["a"].asked[0].temperature, clients["b"].asked[0].temperature]
     assert [row.row_temperature for row in rows] == (asked if mixed else [None, None])
+    # verl stores a session's rows together, with the fields that the first one has.
+    first, second = (set(row.as_dict()) for row in rows)
+    assert first == second
 
 
 def test_a_frozen_model_samples_as_it_likes(make, two):
     models = two(rollout={"temperature": 0.6})
     models["b"]["trainable"] = False
-    loop, _ = engines(*make(models, {"verifier": {"sampling": {"temperature": 0.3}}}))
-    assert loop.mixed_temperature is False
+    _, rows = play(*make(models, {"verifier": {"sampling": {"temperature": 0.3}}}))
+    assert [row.row_temperature for row in rows] == [None, None]
 
 
-@pytest.mark.parametrize(("agents", "mixed"), [({}, False), ({"verifier": COOL}, True)])
-def test_on_one_model_the_runs_temperature_is_the_measure(make, agents, mixed):
-    loop, _ = engines(*make({"base": {}}, agents))
-    assert loop.mixed_temperature is mixed
+@pytest.mark.parametrize(
+    ("agents", "temperatures"),
+    [
+        ({}, [None, None]),
+        ({"verifier": COOL}, [1.0, 0.6]),
+        ({"verifier": {**COOL, "trainable": False}}, [None, None]),  # nobody trains on its rows
+    ],
+)
+def test_on_one_model_the_runs_temperature_is_the_measure(make, agents, temperatures):
+    _, rows = play(*make({"base": {}}, agents))
+    assert [row.row_temperature for row in rows] == temperatures
 
 
 # -- playing -----------------------------------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ def play(workflow, client, *, agents=None, task=TASK, sampling=SAMPLING, lengths
     async def session():
         trainer = DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}))
         loop = Loop(trainer, client, TOKENIZER, None, None, DictConfigWrap(OmegaConf.create({})), family)
-        mixed = config.mixes_temperature(1.0)
-        team = TrainingTeam(config, {"base": Engine("base", client, loop)}, task, sampling, list(agents), mixed)
+        engine = Engine("base", client, loop, row_temperature=config.mixes_temperature(1.0))
+        team = TrainingTeam(config, {"base": engine}, task, sampling, list(agents))
         outcome = await workflow(task, team)
         return team, team.rows(Plain(), outcome)
 
@@ -410,7 +410,7 @@ SUM = [{"role": "user", "content": "S:3+4="}]
 PAIR_ON_TWO = {"solver": {"model": "a"}, "verifier": {"model": "b"}}
 
 
-def play_on(clients, tokenizers, agents, *, differs=None, task=TASK, mixed=True):
+def play_on(clients, tokenizers, agents, *, differs=None, task=TASK):
     """Solver and verifier on models of their own; `differs` is what a model samples differently. Returns the rows."""
     config = parse({"agents": agents, "models": {m: {} for m in clients}, "request_seed": 1})
     rollout = {"prompt_length": 50, "response_length": 20, "temperature": 1.0}
@@ -426,8 +426,8 @@ def play_on(clients, tokenizers, agents, *, differs=None, task=TASK, mixed=True)
             m: Loop(trainer, c, tokenizers[m], None, None, DictConfigWrap(OmegaConf.create({})))
             for m, c in clients.items()
         }
-        engines = {m: Engine(m, c, loops[m], (differs or {}).get(m, {})) for m, c in clients.items()}
-        team = TrainingTeam(config, engines, task, SAMPLING, list(agents), mixed)
+        engines = {m: Engine(m, c, loops[m], (differs or {}).get(m, {}), True) for m, c in clients.items()}
+        team = TrainingTeam(config, engines, task, SAMPLING, list(agents))
         outcome = await workflow(team)
         return team, team.rows(Plain(), outcome)
 

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from verl_drmas.placement import Pool
 from verl_drmas.rollout.client import RetryingClient
 from verl_drmas.trainer import frozen as frozen_module
+from verl_drmas.trainer import servers as servers_module
 from verl_drmas.trainer.fan import Fan
 from verl_drmas.trainer.frozen import FrozenModel
 from verl_drmas.trainer.lanes import Lanes
@@ -15,7 +16,7 @@ from verl_drmas.trainer.lanes import Lanes
 
 class Replica:
     def __init__(self, log, rank):
-        self.log, self.rank, self.workers = log, rank, [f"worker {rank}"]
+        self.log, self.rank, self.servers = log, rank, [f"server {rank}"]
 
     async def sleep(self):
         self.log.append(("sleep", self.rank))
@@ -87,11 +88,11 @@ def test_its_calls_are_asked_again_like_any_other(make):
     assert isinstance(client, RetryingClient) and client.config is model.config
 
 
-def test_when_its_servers_hang_the_processes_behind_them_are_killed(make, monkeypatch):
+def test_servers_that_hang_are_killed(make, monkeypatch):
     killed = []
-    monkeypatch.setattr(frozen_module.ray, "kill", killed.append)
+    monkeypatch.setattr(servers_module.ray, "kill", killed.append)
     model, _ = make(OWN)
     model.drop_server(SimpleNamespace(replica_rank=4))  # there is no worker to tell
     assert killed == []
     model.kill_workers()
-    assert killed == ["worker 4", "worker 5"]
+    assert killed == ["server 4", "server 5"]

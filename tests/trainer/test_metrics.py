@@ -294,10 +294,15 @@ def test_log_prob_gaps_are_over_each_models_sampled_tokens(monkeypatch):
 
     monkeypatch.setattr(metrics_module, "tq", SimpleNamespace(kv_batch_get=get))
     batch = KVBatchMeta(keys=list(rows), tags=[{} for _ in rows], partition_id="train")
-    metrics = log_prob_gaps(batch, {"a": ["a_0_0", "a_1_0", "pad_0_0"], "b": ["b_0_0"], "idle": []})
-    assert metrics == {
+    keys = {"a": ["a_0_0", "a_1_0", "pad_0_0"], "b": ["b_0_0"], "idle": [], "padding": ["pad_0_0"]}
+    metrics = log_prob_gaps(batch, keys)
+    assert {name: value for name, value in metrics.items() if "log_prob_gap" in name} == {
         "drmas/model/a/log_prob_gap/max": 0.5,
         "drmas/model/a/log_prob_gap/mean": pytest.approx(0.75 / 3),
         "drmas/model/b/log_prob_gap/max": 0.0,
         "drmas/model/b/log_prob_gap/mean": 0.0,
     }
+    # verl's own numbers, on each model's rows.
+    assert metrics["drmas/model/b/rollout_corr/kl"] == 0.0
+    assert metrics["drmas/model/a/rollout_corr/kl"] == pytest.approx((0.0 - 0.5 + 0.25) / 3)
+    assert not [name for name in metrics if "/idle/" in name or "/padding/" in name]

@@ -302,11 +302,13 @@ def test_a_checkpoint_to_start_from_is_named_by_its_absolute_path(folder, path, 
     assert loaded == [path.format(cwd=tmp_path, home="/home/someone")]
 
 
-def test_a_dead_servers_worker_is_told_by_rank_and_workers_are_killed(monkeypatch):
+def test_a_dead_servers_worker_is_told_by_rank_and_workers_and_servers_are_killed(monkeypatch):
     dropped, killed = [], []
     monkeypatch.setattr(policy_module.ray, "kill", killed.append)
     built = object.__new__(Policy)
     built.actor_rollout_wg = SimpleNamespace(drop_server=dropped.append, workers=["w0", "w1"])
+    replicas = [SimpleNamespace(servers=["s0"]), SimpleNamespace(servers=["s1", "s2"])]
+    built.llm_server_manager = SimpleNamespace(get_replicas=lambda: replicas)
     built.drop_server(SimpleNamespace(replica_rank=5))
     built.kill_workers()
-    assert (dropped, killed) == ([5], ["w0", "w1"])
+    assert (dropped, killed) == ([5], ["w0", "w1", "s0", "s1", "s2"])  # a call may wait for either

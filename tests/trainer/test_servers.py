@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from ray.exceptions import ActorDiedError
 
 from verl_drmas.trainer import servers as servers_module
 from verl_drmas.trainer.servers import FrozenServers, FrozenSync, HybridServers, next_base
@@ -37,7 +38,7 @@ class Replica:
             config.tensor_model_parallel_size * config.data_parallel_size * config.pipeline_model_parallel_size
         )
         self._server_handle, self._server_address = f"handle {replica_rank}", f"address {replica_rank}"
-        self.workers, self.pool, self.calls = None, None, []
+        self.workers, self.pool, self.calls, self.error = None, None, [], None
 
     async def init_hybrid(self, worker_group):
         self.workers = worker_group.workers[
@@ -55,6 +56,8 @@ class Replica:
 
     async def wake_up(self):
         self.calls.append("wake_up")
+        if self.error is not None:
+            raise self.error
 
 
 @pytest.fixture(autouse=True)
@@ -204,3 +207,25 @@ def test_a_failed_sleep_is_not_taken_for_one():
         frozen.sleep_replicas()
     frozen.update_weights(1)
     assert replicas[0].calls == []  # it isn't asleep
+
+
+def test_a_server_that_died_asleep_is_left_out():
+    frozen, (dead, alive) = sync(sleeps=True)
+    frozen.sleep_replicas()
+    dead.error = ActorDiedError()
+    frozen.update_weights(1)
+    frozen.sleep_replicas()
+    assert (dead.calls, alive.calls) == (["sleep", "wake_up"], ["sleep", "wake_up", "sleep"])
+
+
+@pytest.mark.parametrize(
+    ("errors", "raised"), [((ActorDiedError(),) * 2, ActorDiedError), ((ValueError(), None), ValueError)]
+)
+def test_the_last_servers_death_and_other_errors_are_not_hidden(errors, raised):
+    frozen, replicas = sync(sleeps=True)
+    frozen.sleep_replicas()
+    for replica, error in zip(replicas, errors, strict=True):
+        replica.error = error
+    with pytest.raises(raised):
+        frozen.update_weights(1)
+    assert frozen.replicas == replicas

@@ -1,17 +1,21 @@
 """A weight update outlives a dead server without leaving the other ranks alone, and rows keep their temperature."""
 
+import ast
 import asyncio
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import zmq
+from omegaconf import OmegaConf
 from ray.exceptions import ActorDiedError, RayTaskError
 from tensordict import TensorDict
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.rollout import replica as replica_module
 from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
 
@@ -196,19 +200,25 @@ def data(**fields):
 
 
 def test_rows_with_a_temperature_are_trained_with_it():
-    td = use_row_temperature(data(row_temperature=torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)))
+    td = use_row_temperature(data(row_temperature=torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)), True)
     assert td["temperature"].tolist() == [0.5, 1.0, 1.5]
     assert td["temperature"].dtype == torch.float32
     assert td[1:]["temperature"].tolist() == [1.0, 1.5]  # a mini-batch takes its own rows'
 
 
 def test_a_column_of_temperatures_is_flattened():
-    td = use_row_temperature(data(row_temperature=torch.tensor([[0.5], [1.0], [1.5]])))
+    td = use_row_temperature(data(row_temperature=torch.tensor([[0.5], [1.0], [1.5]])), True)
     assert td["temperature"].shape == (3,)
 
 
 def test_rows_without_keep_the_runs():
-    td = use_row_temperature(data())
+    td = use_row_temperature(data(), True)
+    assert tu.get_non_tensor_data(td, "temperature", None) == 1.0
+
+
+def test_a_model_whose_rows_agree_keeps_one_temperature():
+    # Another model's may differ, so that all rows carry theirs; verl's fused kernels take one number only.
+    td = use_row_temperature(data(row_temperature=torch.tensor([1.0, 1.0, 1.0])), False)
     assert tu.get_non_tensor_data(td, "temperature", None) == 1.0
 
 
@@ -217,6 +227,7 @@ def test_the_stages_hand_the_temperature_on_and_are_dispatched_as_verls(method, 
     seen = []
     monkeypatch.setattr(ActorRolloutRefWorker, method, lambda self, td: seen.append(td["temperature"].tolist()) or td)
     worker = object.__new__(TeamActorRolloutRefWorker)
+    worker.config = SimpleNamespace(row_temperature=True)
     td = data(row_temperature=torch.tensor([0.5, 1.0, 1.5]))
     assert getattr(worker, method)(td) is td
     assert seen == [[0.5, 1.0, 1.5]]
@@ -232,3 +243,107 @@ def test_overridden_methods_are_dispatched_as_verls(method):
         return {k: (f.func, f.args) for k, f in mode.items()} if isinstance(mode, dict) else mode
 
     assert shape(ours["dispatch_mode"]) == shape(theirs["dispatch_mode"])
+
+
+# -- servers whose ranks don't begin at 0 ------------------------------------------------------------------------------
+
+
+class BuiltAdapter:
+    """verl's server adapter as its worker builds it: without a rank, which it then takes from the process."""
+
+    def __init__(self, config, model_config, device_mesh, replica_rank=-1):
+        self.config, self.model_config, self.device_mesh = config, model_config, device_mesh
+        self.replica_rank = 3 if replica_rank == -1 else replica_rank
+
+
+class OtherAdapter(BuiltAdapter):
+    """Another engine's."""
+
+
+def initialised(monkeypatch, config, adapter=BuiltAdapter):
+    """A worker after `init_model`, and the adapter that verl's left."""
+    made = adapter and adapter("rollout", "model", "mesh")
+    monkeypatch.setattr(ActorRolloutRefWorker, "init_model", lambda self: setattr(self, "rollout", made))
+    worker = object.__new__(TeamActorRolloutRefWorker)
+    worker.config = OmegaConf.create(config)
+    worker.init_model()
+    return worker, made
+
+
+@pytest.mark.parametrize("adapter", [BuiltAdapter, OtherAdapter])
+@pytest.mark.parametrize("base", [1, 8])
+def test_the_adapter_feeds_the_server_of_its_own_model(monkeypatch, adapter, base):
+    worker, made = initialised(monkeypatch, {"replica_base": base, "sync_timeout": 7.0}, adapter)
+    assert isinstance(worker.rollout, GuardedRollout)
+    rebuilt = worker.rollout.adapter
+    assert type(rebuilt) is adapter and rebuilt is not made
+    assert rebuilt.replica_rank == worker.rollout.replica_rank == 3 + base
+    assert (rebuilt.config, rebuilt.model_config, rebuilt.device_mesh) == ("rollout", "model", "mesh")
+    assert worker.rollout.sync_timeout == 7.0
+
+
+def test_the_first_models_adapter_is_verls(monkeypatch):
+    worker, made = initialised(monkeypatch, {"replica_base": 0, "sync_timeout": 7.0})
+    assert worker.rollout.adapter is made
+    assert worker.rollout.replica_rank == 3
+    assert worker.rollout.sync_timeout == 7.0
+
+
+def test_a_worker_without_servers_has_none_to_guard(monkeypatch):
+    worker, _ = initialised(monkeypatch, {"replica_base": 8, "sync_timeout": 7.0}, adapter=None)
+    assert worker.rollout is None
+
+
+def test_every_engine_of_verls_takes_the_rank_that_its_worker_does_not_pass():
+    """By name, in the adapters' own signatures; without it the servers of several models couldn't be told apart."""
+    for folder in ("vllm_rollout/vllm_rollout.py", "sglang_rollout/sglang_rollout.py"):
+        source = Path(replica_module.__file__).parent / folder
+        (adapter,) = [
+            node
+            for node in ast.walk(ast.parse(source.read_text()))
+            if isinstance(node, ast.ClassDef) and node.name == "ServerAdapter"
+        ]
+        (init,) = [node for node in adapter.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+        names = [argument.arg for argument in init.args.args]
+        assert set(names) >= {"config", "model_config", "device_mesh", "replica_rank"}, folder
+
+
+# -- weights alone -----------------------------------------------------------------------------------------------------
+
+CONTENTS = ["model", "optimizer", "extra"]
+
+
+class Checkpointed:
+    """verl's actor: loads what its engine's checkpoint manager is set to."""
+
+    def __init__(self, name, error=None):
+        self.manager = SimpleNamespace(checkpoint_load_contents=CONTENTS)
+        self.engine = SimpleNamespace(**{name: self.manager})
+        self.error, self.loaded = error, []
+
+    def load_checkpoint(self, local_path):
+        self.loaded.append((local_path, list(self.manager.checkpoint_load_contents)))
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("name", ["checkpoint_manager", "checkpoint_mananager"])  # FSDP's and Megatron's
+@pytest.mark.parametrize("error", [None, FileNotFoundError("no such shard")])
+def test_a_model_that_starts_from_a_checkpoint_takes_its_weights_alone(name, error):
+    actor = Checkpointed(name, error)
+    worker = SimpleNamespace(actor=actor)
+    if error is None:
+        TeamActorRolloutRefWorker.load_weights(worker, "/runs/a")
+    else:
+        with pytest.raises(FileNotFoundError, match="no such shard"):
+            TeamActorRolloutRefWorker.load_weights(worker, "/runs/a")
+    assert actor.loaded == [("/runs/a", ["model"])]
+    assert actor.manager.checkpoint_load_contents is CONTENTS  # a resume loads everything
+    assert CONTENTS == ["model", "optimizer", "extra"]
+
+
+def test_the_engines_managers_have_these_names():
+    """Both are verl's, one misspelt: a rename must be noticed here and not in a run that starts from a checkpoint."""
+    engines = Path(replica_module.__file__).parents[1] / "engine"
+    assert "self.checkpoint_manager = " in (engines / "fsdp" / "transformer_impl.py").read_text()
+    assert "self.checkpoint_mananager = " in (engines / "megatron" / "transformer_impl.py").read_text()

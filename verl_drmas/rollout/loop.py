@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, DictConfigWrap, register
@@ -14,8 +15,8 @@ from verl_drmas.rollout.client import TeamClient
 from verl_drmas.rollout.team import Engine, TrainingTeam
 from verl_drmas.workflows import Task, Workflow, load_workflow
 
-# verl tells its worker whether a rollout is validation, but not the loop.
 MODEL_SAMPLING = ("temperature", "top_p", "top_k")  # what verl reads from the run's rollout section
+# verl tells its worker whether a rollout is validation, but not the loop.
 VALIDATE: ContextVar[bool] = ContextVar("drmas_validate", default=False)
 
 
@@ -75,22 +76,25 @@ class TeamLoop(AgentLoopBase):
         super().__init__(*args, **kwargs)
         self.section = read_section(self.config)
         self.workflow = build_workflow(self.section)
-        self.engines = self._build_engines()
-        self.mixed_temperature = any(
-            self.section.only(model_id).mixes_temperature(engine.loop.rollout_config.temperature)
-            for model_id, engine in self.engines.items()
-        )
+        engines = self._build_engines()
+        # verl stores a session's rows under the first one's fields: all carry a temperature, or none does.
+        mixed = any(engine.row_temperature for engine in engines.values())
+        self.engines = {model_id: replace(engine, row_temperature=mixed) for model_id, engine in engines.items()}
 
     def _build_engines(self) -> dict[str, Engine]:
         if not isinstance(self.server_manager, TeamClient):
             (model_id,) = self.section.models
-            return {model_id: Engine(model_id, self.server_manager, self)}
+            return {model_id: Engine(model_id, self.server_manager, self, row_temperature=self._mixes(model_id, self))}
         engines = {}
         for model_id, client in self.server_manager.clients.items():
             loop, own = ModelLoop.of(client, self), client.config.actor_rollout_ref.rollout
             differs = {k: own[k] for k in MODEL_SAMPLING if own[k] != self.rollout_config[k]}
-            engines[model_id] = Engine(model_id, client, loop, differs)
+            engines[model_id] = Engine(model_id, client, loop, differs, self._mixes(model_id, loop))
         return engines
+
+    def _mixes(self, model_id: str, loop: AgentLoopBase) -> bool:
+        """The model's trained agents sample at other temperatures than the model trains at."""
+        return self.section.only(model_id).mixes_temperature(loop.rollout_config.temperature)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[AgentLoopOutput]:
         """Play the workflow over one data row.
@@ -99,9 +103,7 @@ class TeamLoop(AgentLoopBase):
             SessionFailed: The session has no outcome.
         """
         task = read_task(kwargs, VALIDATE.get())
-        team = TrainingTeam(
-            self.section, self.engines, task, sampling_params, self.workflow.agents, self.mixed_temperature
-        )
+        team = TrainingTeam(self.section, self.engines, task, sampling_params, self.workflow.agents)
         outcome = await self.workflow.run(task, team)
         return team.rows(self.workflow, outcome)
 

@@ -36,12 +36,14 @@ class Engine:
         client: Its servers.
         loop: verl's helpers, with the model's tokenizer and lengths.
         sampling: What the model samples differently from the run.
+        row_temperature: Whether its rows must carry their own temperature to training.
     """
 
     model_id: str
     client: LLMServerClient
     loop: AgentLoopBase
     sampling: dict[str, Any] = field(default_factory=dict)
+    row_temperature: bool = False
 
     @property
     def tokenizer(self) -> Any:
@@ -57,7 +59,6 @@ class TrainingTeam(Team):
         task: The session's task.
         sampling: verl's sampling parameters of this rollout.
         agents: Agents the workflow declares.
-        mixed_temperature: Whether rows must carry their own temperature to training.
     """
 
     def __init__(
@@ -67,10 +68,8 @@ class TrainingTeam(Team):
         task: Task,
         sampling: dict[str, Any],
         agents: Sequence[str],
-        mixed_temperature: bool = False,
     ):
         self.config, self.engines, self.task, self.sampling = config, engines, task, sampling
-        self.mixed_temperature = mixed_temperature
         self.actions: list[Action] = []
         self.conversations: list[TrainingConversation] = []
         self._agents = {name: TrainingAgent(self, name) for name in agents}
@@ -269,6 +268,6 @@ class TrainingConversation(Conversation):
                 "counts": {**self.counts, "turns": float(action.turns), "truncated": float(action.truncated)},
             },
         )
-        if self.team.mixed_temperature:
+        if self.agent.engine.row_temperature:
             row.row_temperature = float(self._sampling(1)["temperature"])
         return row

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import ray
 from omegaconf import DictConfig, open_dict
 from verl.single_controller.ray import RayResourcePool
 
 from verl_drmas.placement import Pool
 from verl_drmas.rollout.client import RetryingClient
-from verl_drmas.trainer.servers import FrozenServers, FrozenSync
+from verl_drmas.trainer.servers import FrozenServers, FrozenSync, kill_servers
 
 
 class FrozenModel:
@@ -44,7 +43,5 @@ class FrozenModel:
         """No worker feeds the server; nothing to do beyond the balancer."""
 
     def kill_workers(self) -> None:
-        """End what waits for the servers."""
-        for replica in self.llm_server_manager.get_replicas():
-            for worker in replica.workers:
-                ray.kill(worker)
+        """Make every call that waits for this model's servers raise."""
+        kill_servers(self.llm_server_manager)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 from verl_drmas.placement import Pool, pool_of
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -104,6 +106,9 @@ class Lanes:
             with ThreadPoolExecutor(len(lanes), thread_name_prefix="pool") as threads:
                 ended = [threads.submit(lane, models) for models in lanes.values()]
                 wait(ended)
-            for future in ended:
-                future.result()
+            errors = [error for future in ended if (error := future.exception()) is not None]
+            for other in errors[1:]:
+                logger.error("another pool failed too: %s: %s", type(other).__name__, other)
+            if errors:
+                raise errors[0]
         return {model_id: results[model_id] for model_id in calls}

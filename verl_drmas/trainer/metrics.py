@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
 
 from verl_drmas.advantage import agent_diagnostics, shadow
 from verl_drmas.rollout.rows import Row
@@ -59,7 +60,9 @@ def model_metrics(model_id: str, own: dict[str, float], *, alone: bool) -> dict[
 
 
 def log_prob_gaps(batch: KVBatchMeta, keys: dict[str, list[str]]) -> dict[str, float]:
-    """`drmas/model/<model_id>/log_prob_gap/...`: engine against trainer, in nats a sampled token.
+    """`drmas/model/<model_id>/log_prob_gap/...` and `.../rollout_corr/...`: engine against trainer.
+
+    The gap is in nats a sampled token; the rest is verl's own, which it takes over the rows of all models.
 
     Args:
         batch: The rows, whose log-probs are computed.
@@ -71,7 +74,11 @@ def log_prob_gaps(batch: KVBatchMeta, keys: dict[str, list[str]]) -> dict[str, f
         if mine:
             data = tq.kv_batch_get(mine, batch.partition_id, select_fields=fields)
             trained, sampled, mask = (data[name].to_padded_tensor(0.0) for name in fields)
+            if not mask.any():
+                continue
             gap = (trained - sampled).abs()[mask.bool()]
+            verls = compute_offpolicy_metrics(trained, sampled, mask)
+            metrics |= {f"drmas/model/{model_id}/rollout_corr/{name}": value for name, value in verls.items()}
             metrics |= {
                 f"drmas/model/{model_id}/log_prob_gap/max": gap.max().item(),
                 f"drmas/model/{model_id}/log_prob_gap/mean": gap.mean().item(),

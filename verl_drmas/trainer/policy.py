@@ -17,7 +17,7 @@ from verl_drmas.config import DrmasConfig
 from verl_drmas.rollout.client import RetryingClient
 from verl_drmas.trainer.lanes import Driver, WaitingGroup
 from verl_drmas.trainer.pools import ExistingPool
-from verl_drmas.trainer.servers import HybridServers
+from verl_drmas.trainer.servers import HybridServers, kill_servers
 from verl_drmas.trainer.worker import TeamActorRolloutRefWorker
 
 
@@ -56,6 +56,9 @@ class Policy(PPOTrainerSync):
     def _init_dataloader(self) -> None:
         """The team trainer owns the data."""
 
+    def _build_replay_buffer(self) -> None:
+        """And samples it."""
+
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         (role,) = self.role_worker_mapping
@@ -86,9 +89,10 @@ class Policy(PPOTrainerSync):
         self.actor_rollout_wg.drop_server(replica.replica_rank)
 
     def kill_workers(self) -> None:
-        """Make every call that waits for this model's workers raise."""
+        """Make every call that waits for this model's workers or servers raise."""
         for worker in self.actor_rollout_wg.workers:
             ray.kill(worker)
+        kill_servers(self.llm_server_manager)
 
     def get_llm_client(self) -> RetryingClient:
         return self.llm_server_manager.get_client(client_cls=RetryingClient)
@@ -112,7 +116,7 @@ class Policy(PPOTrainerSync):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         real = sum(not tag.get("is_padding", False) for tag in batch.tags)
-        with open_dict(self.config):  # in rows: `policy_config` set rollout.n to 1
+        with open_dict(self.config):  # in rows: `in_rows` set rollout.n to 1
             self.config.actor_rollout_ref.actor.ppo_mini_batch_size = len(batch) // self._updates
         batch = super()._update_actor(batch, metrics)
         metrics["rows"] = real
@@ -165,7 +169,7 @@ def in_rows(policy: DictConfig, run: DictConfig, section: DrmasConfig) -> DictCo
     Args:
         policy: The run's configuration as the model sees it; changed in place.
         run: The run's; its data loader has set the length of learning-rate schedules.
-        section: The `drmas` section.
+        section: The `drmas` section with the model's agents alone.
     """
     with open_dict(policy):
         validate_config(policy, use_reference_policy=need_reference_policy(policy), use_critic=False)
@@ -175,6 +179,7 @@ def in_rows(policy: DictConfig, run: DictConfig, section: DrmasConfig) -> DictCo
         model.rollout.n = 1
         model.rollout.nnodes = max(1, model.rollout.nnodes)  # for the empty server manager that verl's `_setup` makes
         model.sync_timeout = section.faults.sync_timeout
+        model.row_temperature = section.mixes_temperature(model.rollout.temperature)
         policy.trainer.v1.trainer_mode = "sync"
         policy.trainer.resume_mode = "disable"
         policy.trainer.checkpoint_callback_class = None

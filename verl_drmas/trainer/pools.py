@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import ray
 from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
+from verl.utils.device import get_resource_name
 
 from verl_drmas.placement import Pool
 
@@ -13,8 +15,9 @@ def create_pools(pools: Mapping[str, Pool]) -> dict[str, RayResourcePool]:
     """Make the pools; their placement groups are taken when the first worker group needs them.
 
     Raises:
-        ValueError: Ray has fewer GPUs than the pools have together (verl's own check).
+        ValueError: A pool whose nodes the cluster doesn't have; Ray would wait for them for ever.
     """
+    _check_nodes(pools)
     made: dict[str, RayResourcePool] = {}
     for pool in pools.values():
         manager = ResourcePoolManager(
@@ -24,11 +27,23 @@ def create_pools(pools: Mapping[str, Pool]) -> dict[str, RayResourcePool]:
         )
         manager.create_resource_pool()
         made |= manager.resource_pool_dict
-    wanted = ResourcePoolManager(
-        resource_pool_spec={p.name: [p.n_gpus_per_node] * p.nnodes for p in pools.values()}, mapping={}
-    )
-    wanted._check_resource_available()  # all together: nothing is placed yet
     return made
+
+
+def _check_nodes(pools: Mapping[str, Pool]) -> None:
+    """Place the pools on paper, the widest first; a part of a pool lies on one node."""
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    free = [resources.get(get_resource_name(), 0.0) for resources in alive]
+    for pool in sorted(pools.values(), key=lambda pool: -pool.n_gpus_per_node):
+        for _ in range(pool.nnodes):
+            fitting = [i for i, gpus in enumerate(free) if gpus >= pool.n_gpus_per_node]
+            if not fitting:
+                raise ValueError(
+                    f"pool {pool.name!r} takes {pool.nnodes} x {pool.n_gpus_per_node} GPUs, and beside the other pools "
+                    f"the cluster's nodes have {', '.join(f'{gpus:g}' for gpus in free)} left; change drmas.pools or "
+                    "trainer.n_gpus_per_node"
+                )
+            free[min(fitting, key=lambda i: free[i])] -= pool.n_gpus_per_node
 
 
 class ExistingPool(ResourcePoolManager):

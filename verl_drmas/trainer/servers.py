@@ -7,11 +7,13 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import ray
 from verl.single_controller.ray.base import RayResourcePool, split_resource_pool
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import get_rollout_replica_class
 
 from verl_drmas.placement import server_size
+from verl_drmas.rollout.client import is_dead
 
 
 def next_base(taken: int, gpus_per_node: int) -> int:
@@ -78,15 +80,32 @@ class FrozenSync:
             self._asleep = True
 
     def update_weights(self, global_steps: int | None = None) -> None:
-        """Be ready for a rollout."""
-        if self._asleep:
-            asyncio.run(_all([replica.wake_up() for replica in self.replicas]))
-            self._asleep = False
+        """Be ready for a rollout; a server that died meanwhile is left out, unless it is the last.
+
+        Raises:
+            Exception: What a server said that is not dead, or the last one's death.
+        """
+        if not self._asleep:
+            return
+        answers = asyncio.run(_all([replica.wake_up() for replica in self.replicas], return_exceptions=True))
+        errors = {replica: a for replica, a in zip(self.replicas, answers, strict=True) if isinstance(a, Exception)}
+        for error in errors.values():
+            if not is_dead(error) or len(errors) == len(self.replicas):
+                raise error
+        self.remove_replicas(list(errors))
+        self._asleep = False
 
     def remove_replicas(self, replicas: list[Any]) -> None:
         """Forget dead servers."""
         self.replicas = [replica for replica in self.replicas if replica not in replicas]
 
 
-async def _all(calls: list[Any]) -> None:
-    await asyncio.gather(*calls)
+async def _all(calls: list[Any], **options: Any) -> list[Any]:
+    return await asyncio.gather(*calls, **options)
+
+
+def kill_servers(servers: LLMServerManager) -> None:
+    """End a model's servers, so that whoever waits for one of them goes on with an error."""
+    for replica in servers.get_replicas():
+        for server in replica.servers:
+            ray.kill(server)

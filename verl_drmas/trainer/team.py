@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 import transfer_queue as tq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
 from verl.experimental.reward_loop import RewardLoopManager
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_drmas.check import prepare_trainer
-from verl_drmas.compose import default_updates, policy_config
+from verl_drmas.compose import COMPOSED, default_updates, policy_config
 from verl_drmas.logs import configure_logging
 from verl_drmas.placement import pool_of
 from verl_drmas.rollout.client import TeamClient
@@ -99,7 +99,9 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
         self.use_reference_policy = any(p.use_reference_policy for p in self.trained.values())
         self.actor_rollout_wg = Fan({m: p.actor_rollout_wg for m, p in self.trained.items()}, self.lanes)
         self.ref_policy_wg = self.actor_rollout_wg
-        self.checkpoint_manager = Fan({m: p.checkpoint_manager for m, p in self.policies.items()}, self.lanes)
+        # Frozen models wake last: a weight update of another takes more of the GPU than its servers do afterwards.
+        order = [*self.trained, *(m for m in self.policies if m not in self.trained)]
+        self.checkpoint_manager = Fan({m: self.policies[m].checkpoint_manager for m in order}, self.lanes)
         self.watchdog = self._build_watchdog()
         self._load_checkpoint()
         if not self.global_steps:
@@ -115,7 +117,7 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
             pool, config = pool_of(pools, model_id), policy_config(self.config, self.section, model_id)
             base = next_base(servers, pool.n_gpus_per_node)
             if model.trainable:
-                config = in_rows(config, self.config, self.section)
+                config = in_rows(config, self.config, self.section.only(model_id))
                 updates = self.section.updates(model_id) or default_updates(self.prepared.policies[model_id])
                 policy = Policy(model_id, config, updates, placed[pool.name], base, self.lanes.driver)
                 policy._setup()
@@ -123,6 +125,8 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
                 policy = FrozenModel(model_id, config, pool, placed[pool.name], base)
             servers = base + len(policy.llm_server_manager.get_replicas())
             policies[model_id] = policy
+        with open_dict(self.config):
+            self.config.pop(COMPOSED, None)  # the policies have it; trackers need not log it again
         return policies
 
     def _start_from_checkpoints(self) -> None:
@@ -261,9 +265,14 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._copy_rollout_log_probs(batch, "old_log_probs")
         batch = self._each("_compute_old_log_prob", batch, metrics)
-        if len(self.policies) > 1 and self.config.actor_rollout_ref.rollout.calculate_log_probs:
+        if self._mixed and self.config.actor_rollout_ref.rollout.calculate_log_probs:
             metrics |= log_prob_gaps(batch, {m: [k for k in batch.keys if self._owner(k) == m] for m in self.trained})
         return batch
+
+    @property
+    def _mixed(self) -> bool:
+        """Numbers over a whole batch would mix models, or rows that nobody trains into a model's."""
+        return len(self.policies) > 1 or not all(self.section.trained(agent_id) for agent_id in self.section.agents)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self.config.algorithm.use_kl_in_reward:
@@ -287,6 +296,9 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
         step = StepRows([self.rows.get(key) for key in batch.keys], self.section, self.prepared.base_estimator)
         with step.current():
             batch = super()._compute_advantage(batch, metrics)
+        if self._mixed:
+            for name in [name for name in metrics if name.startswith("rollout_corr/")]:
+                metrics[f"drmas/team/{name}"] = metrics.pop(name)
         if step.scores is None:  # an estimator of the user's own, which knows nothing of `StepRows`
             self._read_statistics(batch, step)
         metrics |= agent_metrics(step)
@@ -380,5 +392,5 @@ def take(batch: KVBatchMeta, rows: list[int]) -> KVBatchMeta:
         keys=[batch.keys[i] for i in rows],
         tags=[batch.tags[i] for i in rows],
         partition_id=batch.partition_id,
-        extra_info=dict(batch.extra_info),  # a policy writes its own settings into it
+        extra_info=batch.extra_info,
     )

@@ -18,13 +18,13 @@ from verl_drmas.rollout.client import is_dead
 logger = logging.getLogger(__name__)
 
 
-def use_row_temperature(data: TensorDict) -> TensorDict:
-    """Hand each row's sampling temperature to the engine, where the rows carry one.
+def use_row_temperature(data: TensorDict, mixes: bool) -> TensorDict:
+    """Hand each row's sampling temperature to the engine, if the model's rows differ in it.
 
     verl's engines divide logits by a tensor `temperature` (rows,), but verl's worker overwrites a row field of that
     name with the run's, so the rows carry it as `row_temperature`.
     """
-    if "row_temperature" in data:
+    if mixes and "row_temperature" in data:
         data["temperature"] = data["row_temperature"].reshape(-1).to(torch.float32)
     return data
 
@@ -116,7 +116,7 @@ class TeamActorRolloutRefWorker(ActorRolloutRefWorker):
         adapter = self.rollout
         if adapter is None:
             return
-        base = self.config.get("replica_base", 0)
+        base = self.config.replica_base
         if base:
             # verl's worker doesn't pass the rank that its adapter takes; servers of other models have the first ones.
             adapter = type(adapter)(
@@ -125,7 +125,7 @@ class TeamActorRolloutRefWorker(ActorRolloutRefWorker):
                 device_mesh=adapter.device_mesh,
                 replica_rank=adapter.replica_rank + base,
             )
-        self.rollout = GuardedRollout(adapter, self.config.get("sync_timeout", 300.0))
+        self.rollout = GuardedRollout(adapter, self.config.sync_timeout)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_weights(self, local_path: str) -> None:
@@ -149,12 +149,12 @@ class TeamActorRolloutRefWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: TensorDict) -> TensorDict:
-        return super().compute_log_prob(use_row_temperature(data))
+        return super().compute_log_prob(use_row_temperature(data, self.config.row_temperature))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="ref"))
     def compute_ref_log_prob(self, data: TensorDict) -> TensorDict:
-        return super().compute_ref_log_prob(use_row_temperature(data))
+        return super().compute_ref_log_prob(use_row_temperature(data, self.config.row_temperature))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict:
-        return super().update_actor(use_row_temperature(data))
+        return super().update_actor(use_row_temperature(data, self.config.row_temperature))
