@@ -36,11 +36,13 @@ train: $(STAMP)
 train-separate train-heterogeneous: train-%: $(STAMP)
 	PATH="$(BIN):$$PATH" recipes/cpu_arithmetic/run.sh --mapping $* $(TRAIN_ARGS)
 
-test: $(STAMP)
-	$(call PYTEST,2400) -m "not drill and not benchmark"
+test: test-fast
+	$(call PYTEST,2400) -m "end_to_end and not drill and not benchmark"
 
+# A file's tests stay in one process, which has one thread: two processes with two each would wait for each other.
 test-fast: $(STAMP)
-	$(call PYTEST,600) -m "not drill and not benchmark and not end_to_end"
+	OMP_NUM_THREADS=1 $(call PYTEST,600) -n auto --maxprocesses 4 --dist loadfile \
+		-m "not drill and not benchmark and not end_to_end"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

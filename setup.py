@@ -55,7 +55,14 @@ setup(
         "gpu": [f"verl[vllm,fsdp]{VERL_RANGE}", *MATH, *REPORT],
         "megatron": [f"verl[vllm,megatron]{VERL_RANGE}", *MATH, *REPORT],
         "sglang": [f"verl[sglang,fsdp]{VERL_RANGE}", *MATH, *REPORT],
-        "dev": ["hypothesis>=6.100", "pre-commit>=3.7", "pytest>=8", "pytest-timeout>=2.3", "ruff>=0.6"],
+        "dev": [
+            "hypothesis>=6.100",
+            "pre-commit>=3.7",
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "pytest-xdist>=3.5",
+            "ruff>=0.6",
+        ],
     },
     entry_points={
         "verl.plugins": ["drmas = verl_drmas.plugin"],

@@ -36,7 +36,7 @@ JOB = (
 )
 
 # Wall times differ from run to run.
-UNLIKE = re.compile(r"timing|perf/|mfu")
+UNLIKE = re.compile(r"timing|seconds/|perf/|mfu")
 
 
 def separate(assets: Path) -> list[str]:

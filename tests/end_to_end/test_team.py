@@ -29,7 +29,7 @@ TEAM = (
 )
 
 # Wall times differ from run to run, and verl's best@, worst@ and maj@ are drawn by bootstrap.
-UNLIKE = re.compile(r"timing|perf/|mfu|(best|worst|maj)@")
+UNLIKE = re.compile(r"timing|seconds/|perf/|mfu|(best|worst|maj)@")
 
 
 @pytest.fixture(scope="module")
