@@ -52,6 +52,13 @@ class Prepared:
     policies: dict[str, DictConfig] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
 
+    def activations(self) -> dict[str, tuple[int, int]]:
+        """Fewest and most activations of each agent in a session; empty if nobody can tell."""
+        if self.workflow is None:
+            return {}
+        settings = {k: v for k, v in self.section.workflow.items() if k != "name"}
+        return self.workflow(self.workflow.Settings(**settings)).activations()
+
 
 def prepare(config: DictConfig) -> Prepared:
     """Check a composed configuration and fill the keys that follow from it. Changes `config`.

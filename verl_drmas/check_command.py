@@ -167,8 +167,7 @@ def model_table(prepared: Prepared) -> Table:
 def _rows(prepared: Prepared, sessions: int) -> str:
     if prepared.workflow is None:
         return f"at least {sessions}: as many as the agent loop returns"
-    settings = {k: v for k, v in prepared.section.workflow.items() if k != "name"}
-    counts = prepared.workflow(prepared.workflow.Settings(**settings)).activations()
+    counts = prepared.activations()
     if not counts:
         return f"at least {sessions}: the workflow doesn't tell"
     low, high = (sum(c[i] for c in counts.values()) * sessions for i in (0, 1))

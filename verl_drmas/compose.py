@@ -147,6 +147,12 @@ def _digest(config: DictConfig) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def engine_section(strategy: str) -> str:
+    """The section of `actor` and `ref` that holds the engine's settings."""
+    family = FAMILIES[strategy]
+    return ENGINE_SECTION.get(family, family)
+
+
 def default_updates(policy: DictConfig) -> int:
     """Updates per step as verl has them for one row a session: batch prompts over the model's mini-batch prompts."""
     return max(1, int(policy.data.train_batch_size) // int(policy[ROOT].actor.ppo_mini_batch_size))
@@ -192,8 +198,7 @@ def _follows(whole: DictConfig, model: ModelConfig, pool: Pool) -> Iterator[tupl
         wanted["rollout.load_format"] = "auto"  # nobody sends it weights
         wanted["model.lora_rank"] = 0  # nor an adapter
     elif pool.shared:
-        family = FAMILIES[str(whole[ROOT].actor.strategy)]
-        engine = ENGINE_SECTION.get(family, family)
+        engine = engine_section(str(whole[ROOT].actor.strategy))
         wanted |= {f"actor.{engine}.param_offload": True, f"actor.{engine}.optimizer_offload": True}
         wanted[f"ref.{engine}.param_offload"] = True
     for name, value in wanted.items():

@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 STRICT = ConfigDict(extra="forbid")
 SECTION = "drmas"
 OWN_POOL = "run"  # the pool of models that name none
+TOGETHER = 0.95  # of a GPU's memory, for all servers that are awake at once; the rest is CUDA's and the trainers'
 Share = Annotated[float, Field(ge=0, le=1)]
 T = TypeVar("T")
 

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_drmas.config import OWN_POOL, ConfigError, DrmasConfig
+from verl_drmas.config import OWN_POOL, TOGETHER, ConfigError, DrmasConfig
 from verl_drmas.support import get
 
 ROLLOUT = "actor_rollout_ref.rollout"
-TOGETHER = 0.95  # of a GPU's memory, for all servers that are awake at once; the rest is CUDA's and the trainers'
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Loader:
 class Trainer(CheckpointedTrainer):
     """What a save and a resume need of a trainer; two models `a` and `b` unless told otherwise."""
 
-    def __init__(self, root, models=("a", "b"), kl="fixed", async_save=False, **trainer):
+    def __init__(self, root, models=("a", "b"), kl="fixed", **trainer):
         self.config = OmegaConf.create(
             {
                 "trainer": {
@@ -90,8 +90,6 @@ class Trainer(CheckpointedTrainer):
         OmegaConf.set_struct(self.config, True)
         if kl is not None:
             self.kl_ctrl_in_reward = get_kl_controller(self.config.algorithm.kl_ctrl)
-        checkpoint = OmegaConf.create({"actor_rollout_ref": {"actor": {"checkpoint": {"async_save": async_save}}}})
-        self.policies = {model: SimpleNamespace(config=checkpoint) for model in models}
         self.actor_rollout_wg = Fan({model: Model() for model in models})
         self.train_dataloader, self.use_critic, self.trainer_mode = Loader(), False, "sync"
         self.global_steps, self.told = 0, []
@@ -323,7 +321,6 @@ def test_relative_folders_are_of_the_working_folder(tmp_path, monkeypatch):
             r"global_step_1 holds the models a, b; this run trains base: .*drmas\.models\.<id>\.init_from=.*/actor/",
         ),
         ({"models": ("a", "b", "c")}, r"holds the models a, b; this run trains a, b, c"),
-        ({"async_save": True}, r"async_save is true for model 'a'; set it to false"),
     ],
 )
 def test_what_can_not_be_resumed_is_one_clear_line(tmp_path, options, message):

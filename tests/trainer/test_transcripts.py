@@ -145,12 +145,13 @@ def test_the_table_of_samples_gets_each_sessions_last_row(store):
     assert (inputs, outputs) == (["ab", "GHI", "b"], ["cd", "A", "bb"])
 
 
-def test_a_table_of_other_rows_is_left_alone(store):
+def test_a_table_of_other_rows_is_left_alone_and_said(store, caplog):
     transcripts = Transcripts(TOKENIZERS)
     transcripts.note(batch(["u_0_0", "u_0_1"]))  # one session, one final row
     inputs, outputs = ["a", "b"], ["c", "d"]
     transcripts.rewrite_finals(inputs, outputs)
     assert (inputs, outputs) == (["a", "b"], ["c", "d"])
+    assert "1 validation samples were noted and 2 are logged" in caplog.text
 
 
 def test_the_highest_activation_of_a_session_is_its_last():

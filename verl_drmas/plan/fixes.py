@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from verl_drmas.config import TOGETHER
 from verl_drmas.plan import formulas
 from verl_drmas.plan.pool import Model, PoolNeeds, PoolPlan, plan_pool
 
 STEP = 256  # tokens between the micro-batches that are tried
-MOST_SHARE = 0.95  # of a GPU's memory, for all servers on it together
 GPUS_A_NODE = 8
 
 
@@ -206,7 +206,7 @@ def _share(needs: PoolNeeds, model: Model) -> Iterator[list[Fix]]:
     if model.server.kv_bytes is not None:
         return
     others = sum(m.server.share for m in needs.models if m is not model and m.server.kv_bytes is None)
-    shares = (i / 100 for i in range(1, 100) if i / 100 + others <= MOST_SHARE)
+    shares = (i / 100 for i in range(1, 100) if i / 100 + others <= TOGETHER)
     for share in sorted(shares, key=lambda s: abs(s - model.server.share)):
         yield [_share_fix(model, share)]
 

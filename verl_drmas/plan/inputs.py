@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_drmas.check import Prepared
-from verl_drmas.compose import default_updates
+from verl_drmas.compose import default_updates, engine_section
 from verl_drmas.config import ConfigError
 from verl_drmas.plan.formulas import CONTEXT, Engine, Server, Trainer
 from verl_drmas.plan.pool import Model, PoolNeeds
@@ -90,7 +90,7 @@ def read_trainer(policy: Any, gpus: int, *, row: int, scaled: bool) -> Trainer:
     engine = ENGINES.get(strategy)
     if engine is None:
         raise ConfigError(f"{ROOT}.actor.strategy is {strategy!r}; plan knows {', '.join(ENGINES)}")
-    own = f"{ROOT}.actor.{engine_section(policy)}"
+    own = f"{ROOT}.actor.{engine_section(strategy)}"
     parallel = 1 if engine == "megatron" else int(get(policy, f"{own}.ulysses_sequence_parallel_size", 1))
     context = int(get(policy, f"{own}.context_parallel_size", 1))
     attention = str(get(policy, f"{ROOT}.model.override_config.attn_implementation", "flash_attention_2"))
@@ -155,11 +155,6 @@ def read_trainer(policy: Any, gpus: int, *, row: int, scaled: bool) -> Trainer:
     )
 
 
-def engine_section(policy: Any) -> str:
-    """The section of `actor` that holds its engine's settings."""
-    return "megatron" if get(policy, f"{ROOT}.actor.strategy") == "megatron" else "fsdp_config"
-
-
 def _entropy_loss(policy: Any) -> bool:
     wanted = bool(get(policy, f"{ROOT}.actor.calculate_entropy", False))
     return wanted or float(get(policy, f"{ROOT}.actor.entropy_coeff", 0)) != 0
@@ -218,10 +213,7 @@ def read_step(config: Any, prepared: Prepared) -> list[ModelStep]:
     """Rows, tokens, updates and weight syncs of a step, a model each."""
     section = prepared.section
     sessions = int(get(config, "data.train_batch_size")) * int(get(config, f"{ROOT}.rollout.n", 1))
-    counts: dict[str, tuple[int, int]] = {}
-    if prepared.workflow is not None:
-        settings = {k: v for k, v in section.workflow.items() if k != "name"}
-        counts = prepared.workflow(prepared.workflow.Settings(**settings)).activations()
+    counts = prepared.activations()
     steps = []
     for model_id, policy in prepared.policies.items():
         mine = {agent_id: counts[agent_id] for agent_id in section.agents_of(model_id) if agent_id in counts}

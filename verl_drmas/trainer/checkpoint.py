@@ -84,7 +84,6 @@ class CheckpointedTrainer(PPOTrainerSync):
 
     def _load_checkpoint(self) -> None:
         self.global_steps = 0
-        self._refuse_async_save()
         folder = self._choose()
         if folder is None:
             logger.info("no checkpoint to resume from: training from scratch")
@@ -120,20 +119,6 @@ class CheckpointedTrainer(PPOTrainerSync):
                 "trainer.default_local_dir a folder of its own (or trainer.resume_mode=disable)"
             )
         return folder
-
-    def _refuse_async_save(self) -> None:
-        """An asynchronous save ends after the marker would be written, so its folder can't be known to be whole.
-
-        Raises:
-            ConfigError: A model asks for it.
-        """
-        for model_id in self.saved_models():
-            actor = self.policies[model_id].config.actor_rollout_ref.actor
-            if actor.get("checkpoint", {}).get("async_save", False):
-                raise ConfigError(
-                    f"actor_rollout_ref.actor.checkpoint.async_save is true for model {model_id!r}; set it to false: a "
-                    "team's checkpoint is declared whole when all models are written"
-                )
 
 
 def _named(path: str | None) -> tuple[Path, Marker]:

@@ -5,6 +5,7 @@ A dump also tells who spoke: agent and model stand beside each text.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from verl_drmas.rollout.rows import Row
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,12 @@ class Transcripts:
         """The same for verl's table of validation samples, which holds each session's last row and no keys."""
         if len(self._finals) == len(inputs):
             self.rewrite(self._finals, inputs, outputs)
+        elif self._finals:
+            logger.warning(
+                "%d validation samples were noted and %d are logged: their texts are decoded with the run's tokenizer",
+                len(self._finals),
+                len(inputs),
+            )
 
 
 def final_keys(keys: list[str]) -> list[str]:
