@@ -89,6 +89,34 @@ def test_golds_of_question_answering_are_lists(tmp_path):
         check_prompts(tmp_path / "t.parquet")
 
 
+@pytest.mark.parametrize("empty", [[], [""], [" ", None], None])
+def test_a_list_without_a_gold_is_refused(tmp_path, empty):
+    answers = rows(3)
+    for row, golds in zip(answers, (["Rome", ""], ["", "Roma"], empty), strict=True):
+        row["reward_model"]["ground_truth"] = golds
+    pq.write_table(pa.Table.from_pylist(answers), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"row 2: reward_model\.ground_truth is missing or empty;"):
+        check_prompts(tmp_path / "t.parquet")
+    pq.write_table(pa.Table.from_pylist(answers[:2]), tmp_path / "t.parquet")
+    assert check_prompts(tmp_path / "t.parquet") == 2
+    for row in answers:
+        row["reward_model"]["ground_truth"] = []
+    pq.write_table(pa.Table.from_pylist(answers), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"row 0: .* \(3 such rows\)"):
+        check_prompts(tmp_path / "t.parquet")
+
+
+def test_what_is_left_out_is_not_read(tmp_path):
+    written = [{"q": "a", "page": {"text": "long", "title": "t"}, "pages": "b"}, {"q": "c", "page": None, "pages": ""}]
+    pq.write_table(pa.Table.from_pylist(written), tmp_path / "t.parquet")
+    assert read_rows(tmp_path / "t.parquet", leave_out=["page.text", "none"]) == [
+        {"q": "a", "page": {"title": "t"}, "pages": "b"},
+        {"q": "c", "page": None, "pages": ""},
+    ]
+    assert read_rows(tmp_path / "t.parquet", leave_out=["page", "q"]) == [{"pages": "b"}, {"pages": ""}]
+    assert read_rows(tmp_path / "t.parquet") == written
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -8,6 +8,8 @@ from transformers import PreTrainedTokenizerFast
 from verl_drmas.data.arithmetic import arithmetic_rows
 from verl_drmas.data.math import load_prompts
 from verl_drmas.data.parquet import write_rows
+from verl_drmas.data.search import SEARCH_SCHEMA, question_row
+from verl_drmas.rewards.qa import golds_of
 
 rl_dataset = pytest.importorskip("verl.utils.dataset.rl_dataset", reason="verl is not installed")
 
@@ -47,3 +49,15 @@ def test_real_questions_and_the_length_filter(math_files, tokenizer, tmp_path, m
     assert [item["extra_info"] for item in read] == [row["extra_info"] for row in kept]
     batch = rl_dataset.collate_fn([read[0], read[1]])
     assert list(batch["data_source"]) == ["amc", "amc"]
+
+
+def test_lists_of_golds(tokenizer, tmp_path, monkeypatch):
+    golds = [["Rome", "Roma"], ["1"]]
+    rows = [question_row("who", some, data_source="s", split="train", index=n) for n, some in enumerate(golds)]
+    path = write_rows(rows, tmp_path / "q.parquet", schema=SEARCH_SCHEMA)
+    read = _read(path, tokenizer, tmp_path, monkeypatch, max_prompt_length=8)
+    batch = rl_dataset.collate_fn([read[0], read[1]])
+    assert [golds_of(reward["ground_truth"]) for reward in batch["reward_model"]] == golds
+    assert [reward["ground_truth"] for reward in batch["reward_model"]] == golds  # lists, as they were written
+    assert [info["support_titles"] for info in batch["extra_info"]] == [[], []]
+    assert list(batch["index"]) == [0, 1]

@@ -3,14 +3,23 @@
 Names, sources and sizes follow Dr. MAS (arXiv 2602.08847), math experiments.
 """
 
-import difflib
-import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from verl_drmas.data.hub import (
+    Loaded,
+    MissingCell,
+    arrange,
+    find_key,
+    is_file,
+    load_hub,
+    missing_cell_error,
+    question_text,
+    refuse_unknown,
+)
 from verl_drmas.data.parquet import prompt_row, read_rows
 from verl_drmas.rewards.math import MAX_ANSWER_CHARS, extract_boxed
 
@@ -66,13 +75,6 @@ _INSTRUCTION = re.compile(
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 
-class Loaded(NamedTuple):
-    """Prompts, and what a reader should be told about them (rows dropped, sizes that differ, several golds)."""
-
-    rows: list[dict[str, Any]]
-    notes: list[str]
-
-
 def load_prompts(
     sources: Sequence[str],
     *,
@@ -108,15 +110,7 @@ def load_prompts(
             part_rows, part_notes = _load(part, data_source=data_source, drop_missing=drop_missing, **asked)
             rows += part_rows
             notes += part_notes
-    if shuffle_seed is not None:
-        random.Random(shuffle_seed).shuffle(rows)
-    if limit is not None:
-        if limit < 1:
-            raise ValueError(f"--limit is {limit}: give at least 1")
-        rows = rows[:limit]
-    for index, row in enumerate(rows):
-        row["extra_info"]["index"] = index
-    return Loaded(rows, notes)
+    return Loaded(arrange(rows, shuffle_seed=shuffle_seed, limit=limit), notes)
 
 
 class _Part(NamedTuple):
@@ -127,12 +121,7 @@ class _Part(NamedTuple):
 def _parts(source: str) -> list[_Part]:
     if source in FILES:
         return [_Part(name, first) for name, first in FILES[source]]
-    looks_like_file = Path(source).suffix in (".json", ".jsonl", ".parquet")
-    if source not in SOURCES and not looks_like_file and "/" not in source:
-        known = [*FILES, *SOURCES]
-        near = difflib.get_close_matches(source, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known sets: {', '.join(known)}"
-        raise ValueError(f"{source}: neither a known set nor a file nor a Hugging Face id; {hint}")
+    refuse_unknown(source, [*FILES, *SOURCES])
     return [_Part(source)]
 
 
@@ -147,14 +136,14 @@ def _load(
 ) -> Loaded:
     known = SOURCES.get(part.source)
     if known:
-        raw = _load_hub(known.hub, known.split)
+        raw = load_hub(known.hub, known.split)
         question_key, answer_key, split = question_key or known.question_key, answer_key or known.answer_key, known.use
         name = part.source
-    elif Path(part.source).suffix in (".json", ".jsonl", ".parquet"):
+    elif is_file(part.source):
         raw = read_rows(part.source)
         name = Path(part.source).stem
     else:
-        raw = _load_hub(part.source, split or "train")
+        raw = load_hub(part.source, split or "train")
         name = part.source
     loaded = convert_rows(
         raw[: part.first],
@@ -168,19 +157,6 @@ def _load(
     if known and known.size not in (None, len(raw)):
         loaded.notes.append(f"{part.source}: {known.hub} has {len(raw)} rows, the paper's set {known.size}")
     return loaded
-
-
-def _load_hub(hub: str, split: str) -> list[dict[str, Any]]:
-    import datasets
-
-    try:
-        return datasets.load_dataset(hub, split=split).to_list()
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{hub}: can't load split {split!r} from Hugging Face ({type(error).__name__}: {reason}); "
-            "check id and network, or download it elsewhere and give the file"
-        ) from error
 
 
 def convert_rows(
@@ -201,16 +177,16 @@ def convert_rows(
     raw = list(raw)
     if not raw:
         raise ValueError(f"{file}: no rows")
-    question_key = _find_key(raw, question_key, QUESTION_KEYS, file, "question")
-    answer_key = _find_key(raw, answer_key, ANSWER_KEYS, file, "answer")
+    question_key = find_key(raw, question_key, QUESTION_KEYS, file, "question")
+    answer_key = find_key(raw, answer_key, ANSWER_KEYS, file, "answer")
     rows, dropped, several = [], 0, 0
     for number, row in enumerate(raw):
         try:
             question = _question(row.get(question_key), f"{file}: row {number}: {question_key}")
             gold, forms = _gold(row.get(answer_key), f"{file}: row {number}: {answer_key}")
-        except _Missing as missing:
+        except MissingCell as missing:
             if not drop_missing:
-                raise ValueError(f"{missing} is missing or empty; fill it or drop such rows (--drop-missing)") from None
+                raise missing_cell_error(missing) from None
             dropped += 1
             continue
         several += forms > 1
@@ -223,33 +199,10 @@ def convert_rows(
     return Loaded(rows, notes)
 
 
-class _Missing(Exception):
-    """A cell without content; its text says where."""
-
-
-def _find_key(raw: list[dict[str, Any]], asked: str | None, usual: Sequence[str], file: str, what: str) -> str:
-    columns = list(dict.fromkeys(key for row in raw for key in row))
-    if asked is not None:
-        if asked not in columns:
-            raise ValueError(f"{file}: no column {asked!r} (--{what}-key); its columns are {', '.join(columns)}")
-        return asked
-    for key in usual:
-        if key in columns:
-            return key
-    raise ValueError(f"{file}: no {what} column among {', '.join(columns)}; name it with --{what}-key")
-
-
 def _question(value: Any, where: str) -> str:
-    if isinstance(value, list):  # a chat, as in verl's own files
-        said = [message.get("content") for message in value if message.get("role") == "user"]
-        if len(said) > 1:
-            raise ValueError(f"{where} has {len(said)} user messages; a prompt is one question")
-        value = said[0] if said else None
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{where} is {type(value).__name__}, not text")
-    question = _INSTRUCTION.sub("", value or "").strip()
+    question = _INSTRUCTION.sub("", question_text(value, where)).strip()
     if not question:
-        raise _Missing(where)
+        raise MissingCell(where)
     return question
 
 
@@ -275,7 +228,7 @@ def _gold(value: Any, where: str) -> tuple[str, int]:
     elif "\\boxed" in gold or "\\fbox" in gold:
         gold = extract_boxed(gold) or ""
     if not gold:
-        raise _Missing(where)
+        raise MissingCell(where)
     if len(gold) > MAX_ANSWER_CHARS:
         raise ValueError(
             f"{where} has {len(gold)} characters: a worked solution? name the gold's column (--answer-key)"

@@ -1,8 +1,9 @@
 """Prompts on disk in verl's RLHF format (verl/utils/dataset/rl_dataset.py): rows, files, and the check before a run."""
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,25 @@ def prompt_row(question: str, gold: str, *, data_source: str, split: str, index:
     }
 
 
-def write_rows(rows: Sequence[dict[str, Any]], path: str | os.PathLike) -> Path:
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path to write to that becomes `path` at the end; an interrupted write leaves no half file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_rows(rows: Sequence[dict[str, Any]], path: str | os.PathLike, *, schema: pa.Schema = SCHEMA) -> Path:
     """Write prompts to a parquet file; an interrupted write leaves no half file.
+
+    Args:
+        rows: prompts with an `extra_info.index` each.
+        path: the file.
+        schema: columns and their types.
 
     Raises:
         ValueError: no rows, or an `extra_info.index` that occurs twice.
@@ -58,18 +76,18 @@ def write_rows(rows: Sequence[dict[str, Any]], path: str | os.PathLike) -> Path:
         if index in first:
             raise ValueError(f"{path}: rows {first[index]} and {number} both have extra_info.index {index}")
         first[index] = number
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(path) as partial:
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), partial)
     return path
 
 
-def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
+def read_rows(path: str | os.PathLike, *, leave_out: Collection[str] = ()) -> list[dict[str, Any]]:
     """Rows of a `.parquet`, `.jsonl` or `.json` file (the last either a list of objects or one object a line).
+
+    Args:
+        path: the file.
+        leave_out: columns of a parquet file, or fields in them (`metadata.context`), that are not read: they may hold
+            whole pages.
 
     Raises:
         ValueError: the file is missing, of another kind, unreadable or empty; one line that names it.
@@ -77,7 +95,10 @@ def read_rows(path: str | os.PathLike) -> list[dict[str, Any]]:
     path = _existing(path)
     if path.suffix == ".parquet":
         try:
-            rows = pq.read_table(path).to_pylist()
+            file = pq.ParquetFile(path)
+            leaves = [file.schema.column(number).path for number in range(len(file.schema))]
+            skipped = tuple(f"{name}." for name in leave_out)
+            rows = file.read(columns=[leaf for leaf in leaves if not f"{leaf}.".startswith(skipped)]).to_pylist()
         except pa.ArrowException as error:
             raise ValueError(f"{path}: not a readable parquet file ({_one_line(error)})") from error
     else:
@@ -149,13 +170,13 @@ def _check_file(file: str | os.PathLike, prompt_key: str, needs_answer: bool) ->
         if key not in table.column_names:
             raise ValueError(
                 f"{path}: no column {key!r} (columns: {', '.join(table.column_names)}); "
-                "build the file with `verl-drmas data math`" + (" or set data.prompt_key" if key == prompt_key else "")
+                "build the file with `verl-drmas data`" + (" or set data.prompt_key" if key == prompt_key else "")
             )
     prompts = table[prompt_key].combine_chunks()
     if not (_is_list(prompts.type) and pa.types.is_struct(prompts.type.value_type)):
         raise ValueError(
             f"{path}: column {prompt_key!r} holds {prompts.type}, but verl reads a list of messages "
-            '[{"role": "user", "content": ...}]; build the file with `verl-drmas data math`'
+            '[{"role": "user", "content": ...}]; build the file with `verl-drmas data`'
         )
     _refuse(path, _blank(prompts), f"{prompt_key} is empty")
     if not needs_answer:
@@ -186,20 +207,21 @@ def _columns(path: Path, prompt_key: str) -> pa.Table:
 
 
 def _blank(values: pa.Array) -> pa.Array:
-    """Which values are null, a blank string, an empty list, or a struct with nothing but such fields; bool [rows]."""
+    """Which values are null, a blank string, or a list or struct with nothing but such values; bool [rows]."""
     kind = values.type
     if pa.types.is_null(kind):
-        return pa.array([True] * len(values))
+        return pa.array([True] * len(values), pa.bool_())
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         blank = pc.equal(pc.utf8_trim_whitespace(values), "")
     elif _is_list(kind):
-        blank = pc.equal(pc.list_value_length(values), 0)
+        filled = pc.invert(_blank(pc.list_flatten(values)))
+        blank = pc.invert(pc.is_in(pa.array(range(len(values))), pc.list_parent_indices(values).filter(filled)))
     elif pa.types.is_struct(kind):
-        blank = pa.array([True] * len(values))
+        blank = pa.array([True] * len(values), pa.bool_())
         for field in range(kind.num_fields):
             blank = pc.and_(blank, _blank(pc.struct_field(values, [field])))
     else:
-        blank = pa.array([False] * len(values))
+        blank = pa.array([False] * len(values), pa.bool_())
     return pc.or_(pc.is_null(values), pc.fill_null(blank, True))
 
 
