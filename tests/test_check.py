@@ -207,6 +207,40 @@ def test_an_estimator_with_groups_of_its_own_takes_no_group_by(make, estimator):
     assert line == f"drmas.group_by=agent: {estimator} sets its own groups; drop one of the two"
 
 
+class Tooled(Workflow):
+    """A workflow with a tool."""
+
+    agents = ("solver", "verifier")
+
+    async def run(self, task, team):
+        return Outcome(0.0)
+
+    def preflight(self):
+        return "3 passages"
+
+
+class Missing(Tooled):
+    def preflight(self):
+        raise ConnectionError("nothing answers\nat http://127.0.0.1:9")
+
+
+class Incomplete(Tooled):
+    requires, extra = ("no_such_module_of_ours",), "search"
+
+
+def test_a_workflows_tools_are_looked_at_before_a_run(make, monkeypatch):
+    assert prepare(make()).found == ""
+    config = make()
+    config.drmas.workflow = {"name": "tooled"}
+    monkeypatch.setattr("verl_drmas.check.load_workflow", lambda name: Tooled)
+    assert prepare(deepcopy(config)).found == "3 passages"
+    monkeypatch.setattr("verl_drmas.check.load_workflow", lambda name: Missing)
+    assert refusal(deepcopy(config)) == "drmas.workflow: nothing answers at http://127.0.0.1:9"
+    monkeypatch.setattr("verl_drmas.check.load_workflow", lambda name: Incomplete)
+    line = refusal(deepcopy(config))
+    assert line.endswith("needs the module no_such_module_of_ours; pip install 'verl-drmas[search]'")
+
+
 @pytest.mark.parametrize("group_by", ["prompt", "agent"])
 def test_the_estimator_that_the_check_fills_in_is_not_for_users(make, group_by):
     line = refusal(make(**{"algorithm.adv_estimator": "drmas_per_agent", "drmas.group_by": group_by}))
@@ -217,6 +251,13 @@ REFUSED = {
     "algorithm.filter_groups.metric": [
         {"algorithm.filter_groups.enable": True},
         {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_final_reward"},
+    ],
+    "algorithm.filter_groups.enable": [
+        {
+            "algorithm.filter_groups.enable": True,
+            "algorithm.filter_groups.metric": "outcome",
+            "drmas.faults.failed_sessions": "mask",
+        }
     ],
     "algorithm.rollout_correction.rollout_is": [
         {"algorithm.rollout_correction.rollout_is": "token", "drmas.advantage.balance": "agent"}

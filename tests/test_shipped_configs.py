@@ -12,10 +12,14 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
+# What a configuration leaves to the command line, beside model and data.
+OWED = {"cpu_search": ["drmas.workflow.retrieval.local=index"]}
+
+
 @pytest.fixture(scope="module", params=NAMES)
 def shipped(request):
     name = request.param
-    config = compose_as_verl(["--config-name", name, "actor_rollout_ref.model.path=org/model"])
+    config = compose_as_verl(["--config-name", name, "actor_rollout_ref.model.path=org/model", *OWED.get(name, [])])
     return name, config
 
 

@@ -43,6 +43,7 @@ class Prepared:
         filled: Keys that were set because a team run needs them.
         policies: By model id: the run's configuration as the model sees it.
         pools: Which models share which GPUs, by pool.
+        found: What the workflow found of the tools that it needs; empty if it needs none.
     """
 
     section: DrmasConfig
@@ -51,13 +52,13 @@ class Prepared:
     filled: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, DictConfig] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
+    found: str = ""
 
     def activations(self) -> dict[str, tuple[int, int]]:
         """Fewest and most activations of each agent in a session; empty if nobody can tell."""
         if self.workflow is None:
             return {}
-        settings = {k: v for k, v in self.section.workflow.items() if k != "name"}
-        return self.workflow(self.workflow.Settings(**settings)).activations()
+        return build_workflow(self.section).activations()
 
 
 def prepare(config: DictConfig) -> Prepared:
@@ -74,6 +75,7 @@ def prepare(config: DictConfig) -> Prepared:
             check_model(policy)
             check_start(prepared.section.models[model_id].init_from, policy)
     check_data(config, prepared.workflow, seeded=prepared.section.request_seed is not None)
+    prepared.found = check_tools(prepared)
     return prepared
 
 
@@ -207,7 +209,8 @@ def check_team(section: DrmasConfig) -> type[Workflow] | None:
     for module in cls.requires:
         if importlib.util.find_spec(module) is None:
             raise ConfigError(
-                f"drmas.workflow.name: {name!r} needs the module {module}; pip install 'verl-drmas[math]'"
+                f"drmas.workflow.name: {name!r} needs the module {module}; pip install "
+                + (f"'verl-drmas[{cls.extra}]'" if cls.extra else f"what brings {module}")
             )
     settings = {k: v for k, v in section.workflow.items() if k != "name"}
     for key in settings:
@@ -231,6 +234,27 @@ def check_team(section: DrmasConfig) -> type[Workflow] | None:
                 f"drmas.agents.{agent_id}: workflow {name!r} has no such agent; {nearest(agent_id, cls.agents)}"
             )
     return cls
+
+
+def build_workflow(section: DrmasConfig) -> Workflow:
+    """The workflow that the section names, with its settings."""
+    settings = {k: v for k, v in (section.workflow or {}).items() if k != "name"}
+    cls = load_workflow((section.workflow or {})["name"])
+    return cls(cls.Settings(**settings))
+
+
+def check_tools(prepared: Prepared) -> str:
+    """What the workflow needs beside its agents is there; returns a line on it.
+
+    Raises:
+        ConfigError: As the workflow's `preflight` says it.
+    """
+    if prepared.workflow is None:
+        return ""
+    try:
+        return build_workflow(prepared.section).preflight()
+    except Exception as error:  # whatever a user's workflow raises
+        raise ConfigError(f"drmas.workflow: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
 def _fill(config: DictConfig, prepared: Prepared, estimator: str) -> None:

@@ -41,6 +41,8 @@ def main(arguments: Sequence[str], console: Console | None = None) -> int:
         console.print(f"model {model_id}: {get(policy, 'actor_rollout_ref.model.path')}", markup=False, soft_wrap=True)
     filled = ", ".join(f"{k}={v}" for k, v in prepared.filled.items()) or "nothing"
     console.print(f"filled in: {filled}", markup=False, soft_wrap=True)
+    if prepared.found:
+        console.print(f"tools: {prepared.found}", markup=False, soft_wrap=True)
     for line in switched(config):
         console.print(line, markup=False, soft_wrap=True)
     console.print("ready", style="bold green")

@@ -147,6 +147,9 @@ class FaultConfig:
         poll_health: Seconds between looks at the servers' `/health`; 0 turns the watchdog off.
         hang_timeout: Seconds of unanswered `/health` before a server counts as dead.
         sync_timeout: Seconds a training worker waits for its server in a weight update.
+        failed_sessions: What becomes of what a session's agents said before it failed: `drop` forgets it; `mask` keeps
+            it in the rollout dumps (`trainer.rollout_data_dir`). Neither enters statistics, updates or metrics, and
+            both are counted.
     """
 
     session_timeout: PositiveFloat = 1800.0
@@ -155,6 +158,7 @@ class FaultConfig:
     poll_health: NonNegativeFloat = 5.0
     hang_timeout: PositiveFloat = 120.0
     sync_timeout: PositiveFloat = 120.0
+    failed_sessions: Literal["drop", "mask"] = "drop"
 
 
 @dataclass(config=STRICT)

@@ -73,6 +73,11 @@ SWITCHES = (
         default="reward",
     ),
     Switch(
+        "algorithm.filter_groups.enable",
+        "supported with drmas.faults.failed_sessions=drop; masked rows have no outcome that a group could be judged by",
+        lambda c, d: bool(get(c, "algorithm.filter_groups.enable", False)) and d.faults.failed_sessions == "mask",
+    ),
+    Switch(
         "algorithm.rollout_correction.rollout_is",
         "supported without drmas.advantage.balance, which writes the same field (rollout_is_weights)",
         lambda c, d: d.advantage.balance != "none" and get(c, "algorithm.rollout_correction.rollout_is") is not None,

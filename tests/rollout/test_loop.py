@@ -11,10 +11,11 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from recipes.cpu_arithmetic.tiny_model import build_tiny_model, character_tokenizer
-from verl_drmas.check import prepare_keys, read_section
+from verl_drmas.check import build_workflow, prepare_keys, read_section
 from verl_drmas.check_command import compose_as_verl
 from verl_drmas.rollout.client import RetryingClient, TeamClient
-from verl_drmas.rollout.loop import VALIDATE, ModelLoop, TeamLoop, build_workflow, read_task, team_loop
+from verl_drmas.rollout.loop import VALIDATE, ModelLoop, TeamLoop, read_task, team_loop, tools_report
+from verl_drmas.workflows import SessionFailed
 
 STYLES = ("llama", "qwen3")
 ROOT = "actor_rollout_ref"
@@ -300,6 +301,53 @@ def test_a_workers_loop_is_built_once_and_again_for_other_servers(make, two):
     first, again, third = asyncio.run(sessions())
     assert first is again
     assert third is not first and third.engines["b"].client is others["b"]
+
+
+class Fails:
+    """A workflow that fails after its solver has spoken, or before."""
+
+    agents = ("solver", "verifier")
+
+    def __init__(self, speaks=True):
+        self.speaks = speaks
+
+    async def run(self, task, team):
+        if self.speaks:
+            await team["solver"].act([{"role": "user", "content": "S:3+4="}])
+        raise SessionFailed("retrieval", "503")
+
+    def report(self):
+        return {"calls": 2}
+
+
+@pytest.mark.parametrize(
+    ("policy", "validate", "speaks", "kept"),
+    [("mask", False, True, 1), ("mask", True, True, 0), ("mask", False, False, 0), ("drop", False, True, 0)],
+)
+def test_a_failed_session_is_dropped_or_masked_as_configured(make, policy, validate, speaks, kept):
+    config, clients = make({"base": {}}, **{"drmas.faults.failed_sessions": policy})
+
+    async def session():
+        loop = build(config, clients)
+        loop.workflow = Fails(speaks)
+        token = VALIDATE.set(validate)
+        try:
+            return await loop.run(SAMPLING, **ROW)
+        finally:
+            VALIDATE.reset(token)
+
+    if kept:
+        rows = asyncio.run(session())
+        assert [row.extra_fields["failed"] for row in rows] == ["retrieval"]
+    else:
+        with pytest.raises(SessionFailed, match="503"):
+            asyncio.run(session())
+
+
+def test_the_counts_of_a_workers_workflows_are_summed(monkeypatch):
+    loops = {n: (None, SimpleNamespace(workflow=Fails())) for n in range(2)}
+    monkeypatch.setattr("verl_drmas.rollout.loop._LOOPS", loops)
+    assert tools_report() == {"calls": 4}
 
 
 def test_a_task_is_read_from_a_data_row(composed):

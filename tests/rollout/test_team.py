@@ -101,6 +101,49 @@ async def two_turns(task, team):
     return Outcome(1.0)
 
 
+def test_what_was_said_before_a_failure_is_kept_without_a_reward():
+    client = Client(["first", "second"])
+    failure = SessionFailed("retrieval", "503")
+
+    async def fails(task, team):
+        await team["solver"].act(PROMPT)
+        action = await team["solver"].act(PROMPT)
+        action.fault = "retrieval"
+        team.masked = team.masked_rows(failure)
+        return Outcome(1.0)
+
+    team, rows = play(fails, client)
+    assert [row.response_ids for row in team.masked] == [row.response_ids for row in rows]
+    assert [row.own_reward for row in team.masked] == [0.0, 0.0]
+    assert team.masked[-1].reward_score == 0.0  # so that verl's reward loop isn't asked
+    for order, row in enumerate(team.masked):
+        fields = row.extra_fields
+        assert (fields["failed"], fields["activation"], fields["session_metrics"]) == ("retrieval", order, None)
+    assert [row.extra_fields["fault"] for row in team.masked] == [None, "retrieval"]
+
+
+def test_a_session_that_failed_before_anybody_spoke_has_no_rows():
+    async def fails(task, team):
+        team.masked = team.masked_rows(SessionFailed("prompt_too_long"))
+        await team["solver"].act(PROMPT)
+        return Outcome(1.0)
+
+    team, _ = play(fails, Client(["first"]))
+    assert team.masked == []
+
+
+def test_texts_are_counted_in_the_agents_own_tokens():
+    counted = {}
+
+    async def count(task, team):
+        counted["mine"] = team["solver"].count_tokens("The user asks 12 + 30?")
+        await team["solver"].act(PROMPT)
+        return Outcome(1.0)
+
+    play(count, Client(["first"]))
+    assert counted["mine"] == len(encode("The user asks 12 + 30?"))
+
+
 # -- what a row holds --------------------------------------------------------------------------------------------------
 
 

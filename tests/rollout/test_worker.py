@@ -82,6 +82,27 @@ def test_a_session_that_ends_is_no_failure(worker):
     assert worker.report() == {}
 
 
+def test_a_masked_session_is_counted_as_failed(worker, monkeypatch):
+    stored = []
+
+    async def store(self, rows, validate, **kwargs):
+        stored.extend(rows)
+
+    monkeypatch.setattr(TeamWorker.__mro__[1], "_agent_loop_postprocess", store)
+    fields = {"agent_id": "a", "failed": "retrieval"}
+    row = AgentLoopOutput(
+        prompt_ids=[1], response_ids=[2], response_mask=[1], metrics=AgentLoopMetrics(), extra_fields=fields
+    )
+    asyncio.run(worker._agent_loop_postprocess([row], False))
+    assert len(stored) == 1
+    assert worker.report() == {"failed/retrieval": 1}
+
+
+def test_what_the_workflows_tools_counted_is_reported(worker, monkeypatch):
+    monkeypatch.setattr("verl_drmas.rollout.worker.tools_report", lambda: {"retrieval/retries": 3})
+    assert worker.report() == {"tools/retrieval/retries": 3}
+
+
 def test_retried_calls_are_reported_once(worker):
     worker.llm_client.retried = 3
     assert worker.report() == {"retried_calls": 3}

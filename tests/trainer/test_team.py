@@ -17,6 +17,7 @@ from verl_drmas.trainer import metrics as metrics_module
 from verl_drmas.trainer import team as team_module
 from verl_drmas.trainer.fan import Fan
 from verl_drmas.trainer.lanes import Lanes
+from verl_drmas.trainer.masked import MaskedRows
 from verl_drmas.trainer.policy import Policy
 from verl_drmas.trainer.team import TeamTrainer, take
 from verl_drmas.trainer.watchdog import Watchdog
@@ -32,7 +33,7 @@ def trainer(rows: dict[str, Row], *, prompts=2, n=2, report=None, **section) -> 
         data=SimpleNamespace(train_batch_size=prompts),
         actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=n)),
     )
-    made._padding = {}
+    made._padding, made._masked = {}, MaskedRows(dumped=False)
     made.lanes = Lanes({"run": Pool("run", 1, 1, tuple(made.section.models))})
     made.agent_loop_manager = SimpleNamespace(report=lambda: dict(report or {}))
     made.watchdog = Watchdog([], poll=1, hang_timeout=1, on_dead=print, on_end=print)
@@ -58,6 +59,23 @@ def test_failed_sessions_are_counted():
     assert metrics["drmas/sessions/expected"] == 4
     assert metrics["drmas/sessions/failed"] == 1
     assert metrics["drmas/sessions/failed/timeout"] == 1
+
+
+def test_masked_sessions_are_counted_and_tools_have_a_place_of_their_own():
+    made, metrics = (
+        trainer(rows(*ALL[:3]), report={"tools/retrieval/retries": 5}, faults={"max_failed_share": 0.25}),
+        {},
+    )
+    made._masked.rows = {"b_1_0": Row("b", 1, 0, 0, "solver", "base", failed="retrieval")}
+    made._account(metrics)
+    assert (metrics["drmas/sessions/failed"], metrics["drmas/sessions/masked"]) == (1, 1)
+    assert metrics["drmas/tools/retrieval/retries"] == 5
+
+
+def test_a_step_in_which_every_session_failed_ends_the_run():
+    made = trainer({}, report={"failed/retrieval": 4}, faults={"max_failed_share": 1.0})
+    with pytest.raises(RuntimeError, match=r"every session of step 7 failed: .*failed/retrieval"):
+        made._account({})
 
 
 def test_too_many_failed_sessions_stop_the_run_with_their_reasons():

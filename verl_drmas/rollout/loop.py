@@ -9,22 +9,14 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, DictConfigWrap, register
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_drmas.check import LOOP_NAME, read_section
-from verl_drmas.config import DrmasConfig
+from verl_drmas.check import LOOP_NAME, build_workflow, read_section
 from verl_drmas.rollout.client import TeamClient
 from verl_drmas.rollout.team import Engine, TrainingTeam
-from verl_drmas.workflows import Task, Workflow, load_workflow
+from verl_drmas.workflows import SessionFailed, Task
 
 MODEL_SAMPLING = ("temperature", "top_p", "top_k")  # what verl reads from the run's rollout section
 # verl tells its worker whether a rollout is validation, but not the loop.
 VALIDATE: ContextVar[bool] = ContextVar("drmas_validate", default=False)
-
-
-def build_workflow(section: DrmasConfig) -> Workflow:
-    """The workflow that the section names, with its settings."""
-    settings = {k: v for k, v in (section.workflow or {}).items() if k != "name"}
-    cls = load_workflow((section.workflow or {})["name"])
-    return cls(cls.Settings(**settings))
 
 
 def read_task(fields: dict[str, Any], validate: bool) -> Task:
@@ -104,11 +96,30 @@ class TeamLoop(AgentLoopBase):
         """
         task = read_task(kwargs, VALIDATE.get())
         team = TrainingTeam(self.section, self.engines, task, sampling_params, self.workflow.agents)
-        outcome = await self.workflow.run(task, team)
+        try:
+            outcome = await self.workflow.run(task, team)
+        except SessionFailed as failure:
+            masked = team.masked_rows(failure) if self._keeps_failed(task) else []
+            if not masked:
+                raise
+            return masked
         return team.rows(self.workflow, outcome)
+
+    def _keeps_failed(self, task: Task) -> bool:
+        """In validation a row counts as an ended session, whatever it is marked with."""
+        return self.section.faults.failed_sessions == "mask" and not task.validate
 
 
 _LOOPS: dict[int, tuple[Any, TeamLoop]] = {}
+
+
+def tools_report() -> dict[str, float]:
+    """What the workflows of this process count beside their sessions, since the last call."""
+    report: dict[str, float] = {}
+    for _, loop in _LOOPS.values():
+        for name, value in loop.workflow.report().items():
+            report[name] = report.get(name, 0) + value
+    return report
 
 
 @register(LOOP_NAME)

@@ -24,6 +24,7 @@ class Row:
         path: The activation's place in the workflow.
         metrics: The session's numbers, on its first row; else None.
         counts: Numbers of this activation (cut characters, turns, ...).
+        failed: Why the row's session failed; empty: it ended well.
     """
 
     uid: str
@@ -36,6 +37,7 @@ class Row:
     path: str = ""
     metrics: dict[str, float] | None = None
     counts: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
 
     @classmethod
     def read(cls, key: str, extra_fields: Mapping[str, Any], index: Any, model_id: str) -> Row:
@@ -52,6 +54,7 @@ class Row:
             path=extra_fields.get("path", ""),
             metrics=extra_fields.get("session_metrics"),
             counts=extra_fields.get("counts") or {},
+            failed=extra_fields.get("failed") or "",
         )
 
     @property

@@ -104,6 +104,18 @@ class TrainingTeam(Team):
         rows[-1].reward_score = rows[-1].own_reward  # set, so verl's own reward loop isn't asked
         return rows
 
+    def masked_rows(self, failure: SessionFailed) -> list[Activation]:
+        """What was said before the session failed, marked so that nothing trains on it; it has no reward, and its 0
+        enters no statistics and no metric.
+        """
+        rows = [conversation.row(0.0) for conversation in self.conversations if any(conversation.mask)]
+        for order, row in enumerate(rows):
+            row.extra_fields |= {"activation": order, "reward_extra_info": {}, "session_metrics": None}
+            row.extra_fields["failed"] = failure.reason
+        if rows:
+            rows[-1].reward_score = rows[-1].own_reward
+        return rows
+
 
 class TrainingAgent(Agent):
     """One agent of a `TrainingTeam`."""
@@ -112,6 +124,9 @@ class TrainingAgent(Agent):
         self.team, self.agent_id = team, agent_id
         self.config = team.config.agent(agent_id)
         self.engine = team.engines[self.config.model]
+
+    def count_tokens(self, text: str) -> int:
+        return len(self.engine.tokenizer.encode(text, add_special_tokens=False))
 
     def converse(self, messages: Sequence[Message]) -> Conversation:
         nth = sum(a.agent_id == self.agent_id for a in self.team.actions)
@@ -264,6 +279,7 @@ class TrainingConversation(Conversation):
                 "model_id": config.model,
                 "valid": bool(action.valid),
                 "path": self.path,
+                "fault": action.fault,
                 "reward_parts": {k: float(v) for k, v in action.reward_parts.items()},
                 "counts": {**self.counts, "turns": float(action.turns), "truncated": float(action.truncated)},
             },

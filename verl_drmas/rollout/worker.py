@@ -14,7 +14,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl_drmas.check import read_section
 from verl_drmas.logs import configure_logging
 from verl_drmas.rollout.activation import Activation
-from verl_drmas.rollout.loop import VALIDATE
+from verl_drmas.rollout.loop import VALIDATE, tools_report
 from verl_drmas.rollout.rows import DEFAULT_AGENT
 from verl_drmas.workflows import SessionFailed
 
@@ -57,6 +57,8 @@ class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behi
         rows = [Activation.of(o) for o in outputs if o.response_ids]
         if not rows:
             raise SessionFailed("empty", "the agent loop returned no row with a response token")
+        if reason := rows[0].extra_fields.get("failed"):
+            self.failures[reason] += 1
         last, scored = rows[-1], outputs[-1]
         if last.reward_score is None and scored.reward_score is not None:  # the output that bore the score had no token
             last.reward_score = scored.reward_score
@@ -77,9 +79,12 @@ class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behi
                 DEFAULT_AGENT,
             )
 
-    def report(self) -> dict[str, int]:
-        """Failed sessions by reason and retried calls since the last report."""
-        report = {f"failed/{reason}": n for reason, n in self.failures.items()}
+    def report(self) -> dict[str, float]:
+        """Failed sessions by reason, retried calls and the workflow's own counts (`tools/...`) since the last
+        report.
+        """
+        report: dict[str, float] = {f"failed/{reason}": n for reason, n in self.failures.items()}
+        report |= {f"tools/{name}": value for name, value in tools_report().items()}
         retried = getattr(self.llm_client, "retried", 0)
         if retried:
             report["retried_calls"] = retried
@@ -102,7 +107,7 @@ class TeamWorkerActor:
     async def generate_sequences(self, batch: Any) -> None:
         await self.worker.generate_sequences(batch)
 
-    async def report(self) -> dict[str, int]:
+    async def report(self) -> dict[str, float]:
         return self.worker.report()
 
 
@@ -113,7 +118,7 @@ class TeamManager(AgentLoopManagerTQ):
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = TeamWorkerActor
 
-    def report(self) -> dict[str, int]:
+    def report(self) -> dict[str, float]:
         """Sum of the workers' reports since the last call."""
         total: Counter[str] = Counter()
         for report in ray.get([worker.report.remote() for worker in self.agent_loop_workers]):

@@ -53,7 +53,7 @@ class GuardedTrainer(PPOTrainerSync):
         """Make every call that waits for this model's workers raise."""
         self.policies[model_id].kill_workers()
 
-    def _report(self) -> dict[str, int]:
+    def _report(self) -> dict[str, float]:
         report = getattr(self.agent_loop_manager, "report", None)
         return report() if report else {}
 

@@ -111,15 +111,19 @@ def workflow_metrics(rows: list[Row], workflow: type[Workflow] | None) -> dict[s
     return {f"drmas/workflow/{name}": value for name, value in summarise(sessions).items()}
 
 
-def session_metrics(rows: list[Row], expected: int, report: dict[str, int]) -> dict[str, float]:
-    """`drmas/sessions/...`: how many were asked for, ended, and failed, by reason."""
+def session_metrics(rows: list[Row], expected: int, report: dict[str, float]) -> dict[str, float]:
+    """`drmas/sessions/...`: how many were asked for, ended, and failed, by reason; `drmas/tools/...`: what the
+    workflow's tools counted.
+    """
     ended = len({(row.uid, row.session) for row in rows})
     metrics = {
         "drmas/sessions/expected": float(expected),
         "drmas/sessions/failed": float(expected - ended),
         "drmas/sessions/rows_per_session": len(rows) / max(1, ended),
     }
-    return metrics | {f"drmas/sessions/{name}": float(n) for name, n in report.items()}
+    for name, n in report.items():
+        metrics[f"drmas/{name}" if name.startswith("tools/") else f"drmas/sessions/{name}"] = float(n)
+    return metrics
 
 
 class CollapseWatch:

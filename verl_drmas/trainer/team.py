@@ -29,6 +29,7 @@ from verl_drmas.trainer.first_session import describe_session
 from verl_drmas.trainer.frozen import FrozenModel
 from verl_drmas.trainer.guarded import GuardedTrainer
 from verl_drmas.trainer.lanes import Lanes
+from verl_drmas.trainer.masked import MaskedRows, take
 from verl_drmas.trainer.metrics import (
     CollapseWatch,
     agent_metrics,
@@ -68,6 +69,7 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
         self.rows: dict[str, Row] = {}
         self._collapse = CollapseWatch()
         self._shown = not self.section.show_first_session
+        self._masked = MaskedRows(dumped=bool(config.trainer.get("rollout_data_dir")))
         self._padding: dict[str, str] = {}  # padding row: the model whose batch it fills up
 
     def _build_replay_buffer(self) -> TeamReplayBuffer:
@@ -220,7 +222,7 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._enter("log-probs and advantages")
-        self.rows = self._read_rows(batch)
+        batch, self.rows = self._masked.take_out(batch, self._read_rows(batch))
         self._account(metrics)
         # Rows arrive in completion order; sorted, nothing after this depends on which session ended first.
         batch.reorder(sorted(range(len(batch)), key=lambda i: self.rows[batch.keys[i]].order))
@@ -244,9 +246,13 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
         report = self._report()
         numbers = session_metrics(list(self.rows.values()), expected, report)
         metrics |= numbers
+        if self._masked.rows:
+            metrics["drmas/sessions/masked"] = float(self._masked.sessions)
         if self.watchdog.deaths:
             metrics["drmas/sessions/dead_servers"] = float(self.watchdog.deaths)
         share = numbers["drmas/sessions/failed"] / expected
+        if not self.rows:
+            raise RuntimeError(f"every session of step {self.global_steps} failed: {report}")
         if share > self.section.faults.max_failed_share:
             raise RuntimeError(
                 f"{share:.0%} of the sessions of step {self.global_steps} failed ({report}); "
@@ -337,11 +343,13 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
             self.transcripts.clear()
 
     def _log_rollout_data(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
+        batch = self._masked.put_back(batch)
         self.transcripts.note(batch)
         try:
             super()._log_rollout_data(batch, *args, **kwargs)
         finally:
             self.transcripts.clear()
+            self._masked.clear()
 
     def _dump_generations(
         self, inputs: list[str], outputs: list[str], *, reward_extra_infos_dict: dict[str, list], **kwargs: Any
@@ -384,13 +392,3 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
             metrics |= {f"val/drmas/{k}": v for k, v in self.workflow.summarise(rows).items()}
         self._report()  # failures in validation are counted above, not in the next training step
         return metrics
-
-
-def take(batch: KVBatchMeta, rows: list[int]) -> KVBatchMeta:
-    """Some rows of a batch."""
-    return KVBatchMeta(
-        keys=[batch.keys[i] for i in rows],
-        tags=[batch.tags[i] for i in rows],
-        partition_id=batch.partition_id,
-        extra_info=batch.extra_info,
-    )

@@ -73,10 +73,12 @@ class Transcripts:
         for i, transcript in enumerate(noted):
             if transcript is not None:
                 inputs[i], outputs[i] = transcript.prompt, transcript.response
-        return {
+        columns = {
             "agent_id": [t.row.agent_id if t else None for t in noted],
             "model_id": [t.row.model_id if t else None for t in noted],
         }
+        failed = [t.row.failed if t else "" for t in noted]
+        return columns | ({"failed": failed} if any(failed) else {})
 
     def rewrite_finals(self, inputs: list[str], outputs: list[str]) -> None:
         """The same for verl's table of validation samples, which holds each session's last row and no keys."""

@@ -58,6 +58,7 @@ class Action:
         prompt_tokens: Length of the first prompt in tokens; None where the back end doesn't know.
         response_tokens: Sampled tokens over all turns; None where the back end doesn't know.
         truncated: True if the last turn ended at its token limit.
+        fault: What outside the team kept the action from having its effect (`retrieval`); None: nothing.
     """
 
     agent_id: str
@@ -70,6 +71,7 @@ class Action:
     prompt_tokens: int | None = None
     response_tokens: int | None = None
     truncated: bool = False
+    fault: str | None = None
 
     @property
     def empty(self) -> bool:
@@ -130,6 +132,10 @@ class Agent(ABC):
     def converse(self, messages: Sequence[Message]) -> Conversation:
         """Open an activation with several turns."""
 
+    def count_tokens(self, text: str) -> int:
+        """Length of a text in this agent's tokens; a back end without its tokenizer estimates four characters each."""
+        return -(-len(text) // 4)
+
     async def act(self, messages: Sequence[Message]) -> Action:
         """A one-turn activation.
 
@@ -160,6 +166,7 @@ class Workflow(ABC):
     agents: ClassVar[tuple[str, ...]] = ()
     needs_answer: ClassVar[bool] = True  # refuse data rows without a gold before the run starts
     requires: ClassVar[tuple[str, ...]] = ()  # modules that must be installed, also checked before the run starts
+    extra: ClassVar[str] = ""  # of verl-drmas that brings them
 
     @dataclass
     class Settings:
@@ -175,6 +182,23 @@ class Workflow(ABC):
         Raises:
             SessionFailed: The session has no outcome; it is counted and left out of training.
         """
+
+    def preflight(self) -> str:
+        """Look whether what the workflow needs beside its agents is there, once before a run starts.
+
+        Returns:
+            One line on what was found; empty if nothing is needed.
+
+        Raises:
+            Exception: It isn't; the message names setting, value and fix.
+        """
+        return ""
+
+    def report(self) -> dict[str, float]:
+        """Counts since the last report that belong to no session, such as a tool's retries; logged as
+        `drmas/tools/<name>`.
+        """
+        return {}
 
     def reward(self, action: Action, outcome: Outcome) -> float:
         """Reward of one activation: the shared outcome plus the activation's own parts."""

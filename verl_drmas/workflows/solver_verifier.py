@@ -35,6 +35,7 @@ class SolverVerifier(Workflow):
 
     agents = ("solver", "verifier")
     requires = ("math_verify",)
+    extra = "math"
 
     @dataclass
     class Settings:
