@@ -13,6 +13,7 @@ import numpy as np
 
 from verl_drmas.retrieval.errors import IndexProblem
 
+CPU_BATCH = 16
 Pooling = Literal["mean", "cls", "last"]
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _E5 = re.compile(r"(?<![a-z0-9])e5(?![a-z0-9])", re.IGNORECASE)
@@ -69,7 +70,7 @@ def load_encoder(settings: EncoderSettings, *, device: str | None = None, batch_
     Args:
         settings: Which encoder, and how it is used.
         device: Where it runs, such as `cpu` or `cuda:0`; None takes a GPU where there is one.
-        batch_size: Texts that are encoded at once.
+        batch_size: Texts that are encoded at once, at most; fewer on a CPU.
 
     Raises:
         IndexProblem: It can't be loaded.
@@ -112,11 +113,13 @@ class SentenceEncoder:
 
     def __init__(self, settings: EncoderSettings, *, device: str | None = None, batch_size: int = 64):
         self._query_prefix, self._passage_prefix = prefixes(settings)
-        self._batch_size = batch_size
         self._model = _load(settings, device)
         self._model.eval()
         if self._model.device.type == "cuda":
             self._model.half()
+        else:  # without a GPU, padding to the longest text of a batch costs more than a large batch saves
+            batch_size = min(batch_size, CPU_BATCH)
+        self._batch_size = batch_size
         own = self._model.max_seq_length
         self._model.max_seq_length = min(settings.max_length, own) if own else settings.max_length
         self.dim: int = self._model.get_embedding_dimension()
