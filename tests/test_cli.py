@@ -9,6 +9,11 @@ from typer.testing import CliRunner
 
 from verl_drmas.cli import app
 
+HEAVY = {
+    *("verl", "torch", "ray", "pandas", "hydra", "transformers", "vllm", "datasets"),
+    *("faiss", "bm25s", "sentence_transformers", "fastapi", "uvicorn", "aiohttp", "prometheus_client"),
+}
+
 
 def run(*arguments):
     return CliRunner().invoke(app, list(arguments))
@@ -18,8 +23,21 @@ def test_help_names_the_commands_and_imports_nothing_heavy():
     code = (
         "import sys, verl_drmas.cli as cli, typer.testing as t\n"
         "r = t.CliRunner().invoke(cli.app, ['--help'])\n"
-        "assert all(c in r.output for c in ('doctor', 'check', 'data')), r.output\n"
-        "assert not {'verl', 'torch', 'ray', 'pandas', 'hydra'} & set(sys.modules)\n"
+        "assert all(c in r.output for c in ('doctor', 'check', 'data', 'retriever')), r.output\n"
+        f"assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)\n"
+        "assert 'verl_drmas.retrieval' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_retrievers_help_needs_none_of_its_libraries():
+    """It is shown where only verl is installed, before a long build or a server."""
+    code = (
+        "import sys, verl_drmas.cli as cli, typer.testing as t\n"
+        "for arguments in (['--help'], ['index', '--help'], ['serve', '--help']):\n"
+        "    r = t.CliRunner().invoke(cli.app, ['retriever', *arguments])\n"
+        "    assert r.exit_code == 0 and 'Usage: verl-drmas retriever' in r.output, r.output\n"
+        f"assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -43,3 +61,18 @@ def test_doctor_ends_with_its_status(monkeypatch):
 def test_data_is_an_app_of_its_own():
     assert "arithmetic" in run("data", "--help").output
     assert run("data", "no-such-command").exit_code == 2
+
+
+def test_retriever_is_an_app_of_its_own():
+    shown = run("retriever", "--help")
+    assert shown.exit_code == 0
+    commands = {line.split()[1] for line in shown.output.split("Commands")[1].splitlines() if len(line.split()) > 2}
+    assert {"index", "serve"} <= commands
+    assert run("retriever", "no-such-command").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["index", "serve"])
+def test_a_retriever_command_reads_its_own_options(command):
+    shown = run("retriever", command, "--help")
+    assert shown.exit_code == 0 and f"verl-drmas retriever {command}" in shown.output
+    assert run("retriever", command, "--no-such-option").exit_code == 2

@@ -49,6 +49,14 @@ def data(context: typer.Context) -> None:
     data_app(args=context.args, prog_name="verl-drmas data")
 
 
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def retriever(context: typer.Context) -> None:
+    """Build an index of passages, and serve it to rollout workers."""
+    from verl_drmas.retrieval.commands import retriever_app
+
+    retriever_app(args=context.args, prog_name="verl-drmas retriever")
+
+
 @app.command()
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A global_step_N folder, or one model's: .../actor/<model id>.")],

@@ -26,5 +26,7 @@ class DrmasCallback(Callback):
         except Exception as error:
             logger.exception("verl-drmas: the check ended early")
             raise SystemExit(f"verl-drmas: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        if prepared.found:
+            logger.warning("verl-drmas: %s", prepared.found)
         if prepared.filled:
             logger.warning("verl-drmas: filled in %s", ", ".join(f"{k}={v}" for k, v in prepared.filled.items()))

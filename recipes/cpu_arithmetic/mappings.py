@@ -3,7 +3,6 @@
 All three run the same workflow code and the same driver; they differ in a Hydra file and in the models' warm starts.
 """
 
-import logging
 import multiprocessing
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -12,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 from recipes.cpu_arithmetic.warm_start import Settings, WarmStart, warm_start
+from recipes.cpu_job import log_plainly
 
 
 class Name(str, Enum):
@@ -86,8 +86,3 @@ def prepare(folder: Path, models: Mapping[str, Settings], seed: int) -> dict[str
     ) as pool:
         made = {model_id: pool.submit(warm_start, folder, settings) for model_id, settings in jobs.items()}
         return {model_id: future.result() for model_id, future in made.items()}
-
-
-def log_plainly() -> None:
-    """Show what the warm starts log, as it is."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")

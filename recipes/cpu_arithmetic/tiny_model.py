@@ -123,6 +123,26 @@ def build(
         if value not in known:
             raise ValueError(f"{name}: {value!r} is unknown; use one of {', '.join(known)}")
     tokenizer = byte_tokenizer() if style == "chatml" else character_tokenizer(style)
+    return build_for(tokenizer, style=style, size=size, seed=seed, max_position_embeddings=max_position_embeddings)
+
+
+def build_for(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    style: Style = "qwen3",
+    size: Size = "medium",
+    seed: int = 0,
+    max_position_embeddings: int = 256,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Returns a random float32 model for a tokenizer, and that tokenizer with the model's length.
+
+    Args:
+        tokenizer: with padding and end-of-sequence tokens.
+        style: `llama` gives a Llama, any other a Qwen3.
+        size: see `build`.
+        seed: see `build`.
+        max_position_embeddings: see `build`.
+    """
     tokenizer.model_max_length = max_position_embeddings
     shape = {
         "vocab_size": len(tokenizer),

@@ -286,7 +286,8 @@ def _unsure(measures: Measures, settings: Settings) -> bool:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def limit_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads meanwhile."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -312,7 +313,7 @@ def train_model(settings: Settings) -> tuple[PreTrainedModel, PreTrainedTokenize
         max_position_embeddings=settings.max_position_embeddings,
     )
     lessons, held_out = (Lessons.of(roles.problems(rows), tokenizer) for rows in (train, val))
-    with _threads(settings.threads):
+    with limit_threads(settings.threads):
         measured = teach(model, lessons, held_out, settings, torch.Generator().manual_seed(settings.seed))
     return model, tokenizer, train, val, measured
 

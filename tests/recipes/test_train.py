@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from recipes import cpu_job
 from recipes.cpu_arithmetic import train
 from recipes.cpu_arithmetic.mappings import MAPPINGS
 from recipes.cpu_arithmetic.warm_start import WarmStart
@@ -46,7 +47,7 @@ def job(monkeypatch, tmp_path):
                 return self.returncode
 
         monkeypatch.setattr(train, "prepare", warm)
-        monkeypatch.setattr(train.subprocess, "Popen", Verl)
+        monkeypatch.setattr(cpu_job.subprocess, "Popen", Verl)
         return CliRunner().invoke(app, list(arguments)), started
 
     return run
@@ -68,8 +69,8 @@ def test_the_command_of_a_mapping(job, tmp_path, mapping):
     assert started["warm"] == (tmp_path / "runs/warm_start", list(MAPPINGS[mapping].models), 3)
     assert started["command"] == [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", config),
-        *("data.train_files=/s/train", "data.val_files=/s/val", *MODELS[mapping]),
         *(f"hydra.run.dir={run / 'hydra'}", f"trainer.default_local_dir={run / 'checkpoints'}"),
+        *("data.train_files=/s/train", "data.val_files=/s/val", *MODELS[mapping]),
         *("drmas.request_seed=3", "trainer.save_freq=10"),
     ]
     assert json.loads((run / "command.json").read_text()) == started["command"]

@@ -47,6 +47,70 @@ def test_table_has_the_reward_of_every_agent(write_log, team_entries):
     assert "solver: reward" in rendered(log) and "verifier: reward" in rendered(log)
 
 
+SEARCHED = {
+    "drmas/workflow/em": "exact match",
+    "drmas/workflow/f1": "token F1",
+    "drmas/workflow/searches": "searches per session",
+    "drmas/workflow/gold_in_evidence": "gold in the evidence",
+    "drmas/workflow/verifier_balanced_accuracy": "verifier balanced accuracy",
+    "drmas/workflow/verifier_accuracy_right": "verifier accuracy, right",
+    "drmas/workflow/verifier_accuracy_wrong": "verifier accuracy, wrong",
+}
+
+
+def test_a_search_teams_outcomes_stand_first_and_a_solvers_are_left_out(write_log):
+    entries = [(step, dict.fromkeys(reversed(SEARCHED), step / 10) | {"timing_s/step": 2.0}) for step in range(1, 6)]
+    log = read_run(write_log(entries))
+    shown = as_dict(log)
+    assert {name: row["label"] for name, row in list(shown.items())[:7]} == SEARCHED
+    assert list(shown) == [*SEARCHED, "actor/grad_norm", "timing_s/step"]
+    assert "solver" not in rendered(log)
+
+
+def test_a_solver_and_verifiers_outcomes_are_as_before(write_log, team_entries):
+    shown = as_dict(read_run(write_log(team_entries(**GOOD))))
+    assert [name for name in shown if name.startswith("drmas/workflow/")] == [
+        f"drmas/workflow/{name}"
+        for name in (
+            *("solver_success", "verifier_balanced_accuracy", "verifier_accuracy_right", "verifier_accuracy_wrong"),
+        )
+    ]
+
+
+def test_an_outcome_logged_at_any_step_is_shown_with_a_dash_where_it_is_missing(write_log):
+    log = read_run(
+        write_log([(step, {"drmas/workflow/em": 0.5} if step == 10 else {"x": 1.0}) for step in range(1, 11)])
+    )
+    assert [cell.strip() for cell in line_of(rendered(log), "exact match").split("│")[2:5]] == ["-", "0.500", "-"]
+    assert "drmas/workflow/f1" not in as_dict(log)
+
+
+def test_each_agent_has_its_share_of_valid_actions(write_log):
+    name = "drmas/agent/{}/valid_share"
+    entries = [(step, {name.format("search"): 0.1 * step, name.format("answer"): 1.0}) for step in range(1, 6)]
+    log = read_run(write_log(entries))
+    text = rendered(log)
+    assert [cell.strip() for cell in line_of(text, "search: valid share").split("│")[2:5]] == [
+        "0.100",
+        "0.500",
+        "+0.400",
+    ]
+    assert [cell.strip() for cell in line_of(text, "answer: valid share").split("│")[2:5]] == [
+        "1.000",
+        "1.000",
+        "+0.000",
+    ]
+    labels = [row["label"] for row in as_dict(log).values()]
+    own = ["reward", "activations per session", "valid share", "inflation factor"]
+    assert labels[:8] == [f"{agent}: {label}" for agent in ("answer", "search") for label in own]
+
+
+def test_searches_are_counted_to_two_digits(write_log):
+    log = read_run(write_log([(1, {"drmas/workflow/searches": 2.346})]))
+    cells = [cell.strip() for cell in line_of(rendered(log), "searches per session").split("│")[2:5]]
+    assert cells == ["2.35", "2.35", "+0.00"]
+
+
 GOOD = {"success": (0.4, 0.9), "balanced": (0.55, 0.85), "right": (0.5, 0.9), "wrong": (0.6, 0.8)}
 
 

@@ -67,11 +67,22 @@ def team_panels(log: RunLog) -> list[Panel]:
             share=True,
         ),
         Panel(
-            "Verifier accuracy",
-            "share of proposals",
+            "Answers",
+            "per session",
             (
-                Line(right, "right proposals", COLOURS[2], "--"),
-                Line(wrong, "wrong proposals", COLOURS[3], ":"),
+                Line("drmas/workflow/em", "exact match", COLOURS[2]),
+                Line("drmas/workflow/f1", "token F1", COLOURS[5], ":"),
+                Line("drmas/workflow/gold_in_evidence", "gold in the evidence", COLOURS[4], "--"),
+            ),
+            share=True,
+        ),
+        Panel("Searches", "per session", (Line("drmas/workflow/searches", "searches", COLOURS[1]),)),
+        Panel(
+            "Verifier accuracy",
+            "share of verdicts",
+            (
+                Line(right, "right", COLOURS[2], "--"),
+                Line(wrong, "wrong", COLOURS[3], ":"),
                 Line("drmas/workflow/verifier_balanced_accuracy", "balanced", verifier),
             ),
             share=True,

@@ -36,22 +36,34 @@ class Row:
     change: float | None
 
 
+# What the bundled workflows measure; a run shows those that its own logged.
+OUTCOMES = (
+    Metric("drmas/workflow/solver_success", "solver success"),
+    Metric("drmas/workflow/em", "exact match"),
+    Metric("drmas/workflow/f1", "token F1"),
+    Metric("drmas/workflow/searches", "searches per session", 2),
+    Metric("drmas/workflow/gold_in_evidence", "gold in the evidence"),
+    Metric("drmas/workflow/verifier_balanced_accuracy", "verifier balanced accuracy"),
+    Metric("drmas/workflow/verifier_accuracy_right", "verifier accuracy, right"),
+    Metric("drmas/workflow/verifier_accuracy_wrong", "verifier accuracy, wrong"),
+)
+
+
 def team_metrics(log: RunLog) -> list[Metric]:
     """Returns what the closing table of a team shows: outcomes, each agent's own, the optimiser and the clock."""
+    names = log.names()
     agents = [
         metric
         for agent in log.agents()
         for metric in (
             Metric(f"drmas/agent/{agent}/reward/mean", f"{agent}: reward"),
             Metric(f"drmas/agent/{agent}/activations_per_session", f"{agent}: activations per session", 2),
+            Metric(f"drmas/agent/{agent}/valid_share", f"{agent}: valid share"),
             Metric(f"drmas/agent/{agent}/inflation_factor/mean", f"{agent}: inflation factor", 2),
         )
     ]
     return [
-        Metric("drmas/workflow/solver_success", "solver success"),
-        Metric("drmas/workflow/verifier_balanced_accuracy", "verifier balanced accuracy"),
-        Metric("drmas/workflow/verifier_accuracy_right", "verifier accuracy, right proposals"),
-        Metric("drmas/workflow/verifier_accuracy_wrong", "verifier accuracy, wrong proposals"),
+        *(metric for metric in OUTCOMES if metric.name in names),
         *agents,
         *(Metric(name, label) for label, name in log.gradients().items()),
         Metric("timing_s/step", "seconds per step", 2),

@@ -121,9 +121,15 @@ def session_metrics(rows: list[Row], expected: int, report: dict[str, float]) ->
         "drmas/sessions/failed": float(expected - ended),
         "drmas/sessions/rows_per_session": len(rows) / max(1, ended),
     }
-    for name, n in report.items():
-        metrics[f"drmas/{name}" if name.startswith("tools/") else f"drmas/sessions/{name}"] = float(n)
-    return metrics
+    return metrics | reported(report)
+
+
+def reported(report: dict[str, float]) -> dict[str, float]:
+    """What the rollout workers counted: `drmas/sessions/...` and `drmas/tools/...`."""
+    return {
+        f"drmas/{name}" if name.startswith("tools/") else f"drmas/sessions/{name}": float(n)
+        for name, n in report.items()
+    }
 
 
 class CollapseWatch:

@@ -45,14 +45,14 @@ from verl_drmas.trainer.row_weights import put_row_weights, row_weights
 from verl_drmas.trainer.servers import next_base
 from verl_drmas.trainer.step import StepRows
 from verl_drmas.trainer.transcripts import Transcripts
-from verl_drmas.trainer.validation import validation_metrics
+from verl_drmas.trainer.written import WrittenTrainer
 from verl_drmas.workflows import load_workflow
 
 logger = logging.getLogger(__name__)
 
 
 @register_trainer("drmas_sync")
-class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
+class TeamTrainer(GuardedTrainer, CheckpointedTrainer, WrittenTrainer):
     """Trains a team.
 
     It owns data, rollout, rewards and advantages; each policy owns a model, its servers and its optimiser. With one
@@ -250,14 +250,10 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
             metrics["drmas/sessions/masked"] = float(self._masked.sessions)
         if self.watchdog.deaths:
             metrics["drmas/sessions/dead_servers"] = float(self.watchdog.deaths)
-        share = numbers["drmas/sessions/failed"] / expected
         if not self.rows:
             raise RuntimeError(f"every session of step {self.global_steps} failed: {report}")
-        if share > self.section.faults.max_failed_share:
-            raise RuntimeError(
-                f"{share:.0%} of the sessions of step {self.global_steps} failed ({report}); "
-                f"drmas.faults.max_failed_share is {self.section.faults.max_failed_share:.0%}"
-            )
+        failed = int(numbers["drmas/sessions/failed"])
+        self.stop_if_too_many_failed(failed, expected, report, f"step {self.global_steps}")
 
     def _show_first_session(self, batch: KVBatchMeta) -> None:
         self._shown = True
@@ -328,67 +324,3 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer):
         step.scores = scores.sum(-1).double().numpy()[step.real]
         step.advantage = advantages.gather(1, first).squeeze(1).double().numpy()[step.real]
         step.tokens = mask.sum(-1).numpy()[step.real]
-
-    # -- what is written out
-
-    def _sampled(self, batch: KVBatchMeta) -> None:
-        trainer = self.config.trainer
-        if batch.partition_id == "val" and (trainer.get("validation_data_dir") or trainer.log_val_generations):
-            self.transcripts.note(batch)
-
-    def _validate(self) -> dict[str, float]:
-        try:
-            return super()._validate()
-        finally:
-            self.transcripts.clear()
-
-    def _log_rollout_data(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
-        batch = self._masked.put_back(batch)
-        self.transcripts.note(batch)
-        try:
-            super()._log_rollout_data(batch, *args, **kwargs)
-        finally:
-            self.transcripts.clear()
-            self._masked.clear()
-
-    def _dump_generations(
-        self, inputs: list[str], outputs: list[str], *, reward_extra_infos_dict: dict[str, list], **kwargs: Any
-    ) -> None:
-        speakers = self.transcripts.rewrite(reward_extra_infos_dict["uid"], inputs, outputs)
-        super()._dump_generations(
-            inputs=inputs, outputs=outputs, reward_extra_infos_dict=reward_extra_infos_dict | speakers, **kwargs
-        )
-
-    def _maybe_log_val_generations(self, inputs: list[str], outputs: list[str], scores: list[float]) -> None:
-        inputs, outputs = list(inputs), list(outputs)  # verl goes on to write the same lists
-        self.transcripts.rewrite_finals(inputs, outputs)
-        super()._maybe_log_val_generations(inputs=inputs, outputs=outputs, scores=scores)
-
-    # -- validation
-
-    def _val_metrics_update(
-        self,
-        data_sources: list[str],
-        sample_uids: list[str],
-        reward_extra_infos_dict: dict[str, list],
-        sample_turns: list[int],
-        expected_acc_counts: dict[tuple[str, str], int] | None = None,
-    ) -> dict[str, float]:
-        sessions = {
-            k: reward_extra_infos_dict.pop(k) for k in list(reward_extra_infos_dict) if k.startswith("session/")
-        }
-        metrics = super()._val_metrics_update(
-            data_sources, sample_uids, reward_extra_infos_dict, sample_turns, expected_acc_counts=expected_acc_counts
-        )
-        scores = reward_extra_infos_dict.get("acc") or [None]
-        if None in scores:  # a stock loop may set it for some sessions only
-            scores = reward_extra_infos_dict["reward"]
-        metrics |= validation_metrics(data_sources, sample_uids, scores, expected_acc_counts or {})
-        if self.workflow is not None:
-            rows = [
-                {k.removeprefix("session/"): v[i] for k, v in sessions.items() if v[i] is not None}
-                for i in range(len(sample_uids))
-            ]
-            metrics |= {f"val/drmas/{k}": v for k, v in self.workflow.summarise(rows).items()}
-        self._report()  # failures in validation are counted above, not in the next training step
-        return metrics

@@ -77,8 +77,10 @@ class Transcripts:
             "agent_id": [t.row.agent_id if t else None for t in noted],
             "model_id": [t.row.model_id if t else None for t in noted],
         }
-        failed = [t.row.failed if t else "" for t in noted]
-        return columns | ({"failed": failed} if any(failed) else {})
+        for name in ("failed", "fault"):
+            values = [getattr(t.row, name) if t else "" for t in noted]
+            columns |= {name: values} if any(values) else {}
+        return columns
 
     def rewrite_finals(self, inputs: list[str], outputs: list[str]) -> None:
         """The same for verl's table of validation samples, which holds each session's last row and no keys."""

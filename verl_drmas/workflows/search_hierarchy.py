@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from verl_drmas.retrieval import QueryRejected, RetrievalOutage, RetrievalSettings, Retriever, open_retriever
+from verl_drmas.retrieval import (
+    Passage,
+    QueryRejected,
+    RetrievalOutage,
+    RetrievalSettings,
+    Retriever,
+    open_retriever,
+)
 from verl_drmas.rewards.qa import exact_match, extract_answer, f1, golds_of, normalise
 from verl_drmas.rewards.thinking import after_thinking
 from verl_drmas.workflows.base import Action, Message, Outcome, Task, Team, Workflow
@@ -17,6 +25,7 @@ from verl_drmas.workflows.evidence import Evidence
 from verl_drmas.workflows.registry import register_workflow
 from verl_drmas.workflows.verdict import parse_verdict, with_balanced_accuracy
 
+TEMPLATE_TOKENS = 64  # what a chat template and the lines between the parts of a prompt may add
 VERIFIER = (
     "You lead a team that answers a question by searching a library of passages. Decide whether the evidence gathered "
     "so far is enough to answer the question with certainty. Give a short reason, then finish with exactly one line: "
@@ -59,7 +68,8 @@ class SearchHierarchy(Workflow):
             retrieval: Where passages come from, see `RetrievalSettings`.
             max_turns: Most turns of a session; one less is the most searches.
             topk: Passages asked for in a search.
-            evidence_tokens: Most tokens of evidence in a prompt; null for no limit but the prompt's.
+            evidence_tokens: Most tokens of evidence in a prompt, and never more than the agent's prompt has room for;
+                null for the latter alone.
             strict_last_turn: As in the reference code: no answer, and so nothing earned, if the verifier isn't content
                 on the last turn.
             on_invalid: What a verifier turn without exactly one known verdict counts as (`answer` in the reference
@@ -86,13 +96,15 @@ class SearchHierarchy(Workflow):
                 value = getattr(self, name)
                 if value is not None and value < least:
                     raise ValueError(f"{name} is {value}; it must be at least {least}")
+            if self.search_cost < 0:
+                raise ValueError(f"search_cost is {self.search_cost}; a negative one would pay for every search")
 
     def __init__(self, settings: Any = None, retriever: Retriever | None = None):
         super().__init__(settings)
         self.retriever = retriever or open_retriever(self.settings.retrieval)
 
     def preflight(self) -> str:
-        return self.retriever.check()
+        return self.retriever.check(self.settings.topk)
 
     def report(self) -> dict[str, float]:
         return {f"retrieval/{name}": value for name, value in self.retriever.report().items()}
@@ -102,7 +114,7 @@ class SearchHierarchy(Workflow):
         for turn in range(1, self.settings.max_turns + 1):
             last = turn == self.settings.max_turns
             if not last or self.settings.strict_last_turn:
-                check = await team["verifier"].act(self.prompt("verifier", team, session))
+                check = await team["verifier"].act(await self.prompt("verifier", team, session))
                 session.check = after_thinking(check.text) or ""
                 if self.judge(check, session):
                     return self.outcome(session, await self.answer(team, session))
@@ -112,25 +124,37 @@ class SearchHierarchy(Workflow):
             return self.outcome(session, None)
         return self.outcome(session, await self.answer(team, session))
 
-    def prompt(self, agent_id: str, team: Team, session: _Session) -> list[Message]:
+    async def prompt(self, agent_id: str, team: Team, session: _Session) -> list[Message]:
         """What an agent sees: its role, and the parts that `SEES` names."""
-        evidence, cut = session.evidence.render(team[agent_id].count_tokens, self.settings.evidence_tokens)
-        if cut.passages or cut.tokens:
-            session.counts.update(cut_prompts=1, cut_passages=cut.passages, cut_tokens=cut.tokens)
         parts = {
             "question": f"Question: {session.task.question}",
-            "evidence": f"Evidence:\n{evidence}" if evidence else "Evidence: none yet.",
             "check": f"Why the evidence is not enough:\n{session.check}" if session.check else "",
         }
+        # Other sessions share the event loop, and tokenising much would hold them up.
+        parts["evidence"] = await asyncio.to_thread(self._evidence, agent_id, team, session, parts)
         shown = [parts[name] for name in self.SEES[agent_id] if parts[name]]
         return [{"role": "user", "content": "\n\n".join([self.roles[agent_id], *shown])}]
+
+    def _evidence(self, agent_id: str, team: Team, session: _Session, parts: dict[str, str]) -> str:
+        agent, budget = team[agent_id], self.settings.evidence_tokens
+        if agent.prompt_length is not None:
+            others = [self.roles[agent_id], *(parts.get(name, "") for name in self.SEES[agent_id])]
+            room = agent.prompt_length - TEMPLATE_TOKENS - sum(agent.count_tokens(text) for text in others)
+            budget = max(0, room) if budget is None else max(0, min(room, budget))
+        sizes = session.sizes.setdefault(agent_id, {})
+        evidence, cut = session.evidence.render(agent.count_tokens, budget, sizes)
+        if cut.passages or cut.tokens:
+            session.counts.update(cut_prompts=1, cut_passages=cut.passages, cut_tokens=cut.tokens)
+        if evidence:
+            return f"Evidence:\n{evidence}"
+        return "Evidence: none that fits." if session.evidence.searches else "Evidence: none yet."
 
     def judge(self, check: Action, session: _Session) -> bool:
         """Whether the verifier finds the evidence enough; anything but one known verdict is an invalid action."""
         check.parsed = parse_verdict(check.text, words=("yes", "no"))
         check.valid = check.parsed is not None
         enough = check.parsed == "yes" if check.valid else self.settings.on_invalid == "answer"
-        session.verdicts.append((enough, session.has_gold()))
+        session.verdicts.append((enough, session.has_gold))
         return enough
 
     async def search(self, team: Team, session: _Session) -> None:
@@ -139,7 +163,7 @@ class SearchHierarchy(Workflow):
         Raises:
             SessionFailed: The retriever gave no answer (`retrieval`).
         """
-        query = await team["search"].act(self.prompt("search", team, session))
+        query = await team["search"].act(await self.prompt("search", team, session))
         query.parsed, reason = extract_answer(query.text, tag="search")
         query.valid = query.parsed is not None
         if not query.valid:
@@ -158,13 +182,14 @@ class SearchHierarchy(Workflow):
         finally:
             session.seconds += time.monotonic() - began
         new = session.evidence.add(query.parsed, [hit.passage for hit in hits])
+        await asyncio.to_thread(session.look_for_gold, new)
         session.counts.update(
             searches=1, passages=len(new), empty_results=not hits, repeated_passages=len(hits) - len(new)
         )
 
     async def answer(self, team: Team, session: _Session) -> str | None:
         """The answer agent's turn; an answer outside its tag is an invalid action and none."""
-        action = await team["answer"].act(self.prompt("answer", team, session))
+        action = await team["answer"].act(await self.prompt("answer", team, session))
         action.parsed, _ = extract_answer(action.text, tag="answer")
         action.valid = action.parsed is not None
         return action.parsed
@@ -199,11 +224,17 @@ class _Session:
         check: What the verifier said last, without its thinking.
         verdicts: (found it enough, the evidence held a gold) of every verdict; the second is None where that says
             nothing.
+        has_gold: Whether a gold stands in the passages, word for word; None for golds that any text holds (yes, no).
+        sizes: Lengths of the evidence's lines in tokens, by agent.
     """
 
     def __init__(self, task: Task, golds: list[str], style: str):
         self.task, self.golds, self.style = task, golds, style
         self.evidence = Evidence()
+        self.sizes: dict[str, dict[str, int]] = {}
+        wanted = [normalise(gold, style=style) for gold in golds]
+        self._wanted = [f" {gold} " for gold in wanted if gold not in ("", "yes", "no")]
+        self.has_gold: bool | None = False if self._wanted else None
         self.check = ""
         self.verdicts: list[tuple[bool, bool | None]] = []
         self.seconds = 0.0
@@ -217,22 +248,19 @@ class _Session:
             }
         )  # fmt: skip
 
-    def has_gold(self) -> bool | None:
-        """Whether a gold stands in the passages, word for word; None for golds that any text holds (yes, no)."""
-        golds = [f" {normalise(gold, style=self.style)} " for gold in self.golds]
-        golds = [gold for gold in golds if gold.strip() not in ("", "yes", "no")]
-        if not golds:
-            return None
-        texts = [f" {normalise(f'{p.title} {p.text}', style=self.style)} " for p in self.evidence.passages]
-        return any(gold in text for gold in golds for text in texts)
+    def look_for_gold(self, passages: Sequence[Passage]) -> None:
+        """Bring `has_gold` up to date with new passages."""
+        if self.has_gold is False:
+            texts = [f" {normalise(f'{p.title} {p.text}', style=self.style)} " for p in passages]
+            self.has_gold = any(gold in text for gold in self._wanted for text in texts)
 
     def numbers(self) -> dict[str, float]:
         """The session's numbers for the log; verdicts stand apart for evidence with and without a gold."""
         numbers = {name: float(value) for name, value in self.counts.items()}
         numbers["verdicts"] = float(len(self.verdicts))
         numbers["retrieval_seconds"] = self.seconds
-        if (has := self.has_gold()) is not None:
-            numbers["gold_in_evidence"] = float(has)
+        if self.has_gold is not None:
+            numbers["gold_in_evidence"] = float(self.has_gold)
         for name, wanted in (("right", True), ("wrong", False)):
             hits = [float(enough == wanted) for enough, held in self.verdicts if held is wanted]
             if hits:
