@@ -65,7 +65,7 @@ def group_advantage(
         ValueError: Lengths differ, a reward is not finite, an id is None, a name or number is out of its range, or
             `activation` repeats itself within one agent and session under `agent_nth`.
     """
-    _check_switches(mean_scope, std_scope, pool, ddof, eps, std_floor, singleton, constant)
+    check_switches(mean_scope, std_scope, pool, ddof, eps, std_floor, singleton, constant)
     rewards = row_values("rewards", rewards, len(rewards))
     rows = len(rewards)
     prompts, _ = factorize("uid", uid, rows)
@@ -75,7 +75,7 @@ def group_advantage(
     def of_scope(scope: str) -> Statistics:
         groups = prompts if scope == "prompt" else combine(prompts, agents)
         if scope == "agent_nth":
-            rank = _nth_activation(combine(sessions, agents), activation, rows)
+            rank = nth_activation(combine(sessions, agents), activation, rows)
             groups = combine(groups, Codes(rank, int(rank.max(initial=-1)) + 1))
         return statistics(rewards, groups, sessions, pool, ddof)
 
@@ -92,7 +92,7 @@ def group_advantage(
     return np.divide(centred, scale, out=np.zeros(rows), where=~zero)
 
 
-def _nth_activation(agent_sessions: Codes, activation: Sequence[int] | np.ndarray | None, rows: int) -> np.ndarray:
+def nth_activation(agent_sessions: Codes, activation: Sequence[int] | np.ndarray | None, rows: int) -> np.ndarray:
     """How many activations of its agent came before this row in its session, int64 (rows,)."""
     if activation is None:
         return order_within(agent_sessions, None)
@@ -107,7 +107,7 @@ def _nth_activation(agent_sessions: Codes, activation: Sequence[int] | np.ndarra
     return order_within(agent_sessions, order)
 
 
-def _check_switches(
+def check_switches(
     mean_scope: str, std_scope: str, pool: str, ddof: int, eps: float, std_floor: float, singleton: str, constant: str
 ) -> None:
     one_of("mean_scope", mean_scope, MEAN_SCOPES)
