@@ -23,6 +23,7 @@ class Settings:
     """All that a warm start depends on; equal settings give equal weights on one machine.
 
     Attributes:
+        team: that is prepared, for names.
         seed: of weights, lessons and the world that is trained on.
         people: in every world.
         relations: of every person.
@@ -47,6 +48,7 @@ class Settings:
         bands: success of each agent that ends the noisy phase; it steers to the middle.
     """
 
+    team: str = "search"
     seed: int = 1
     people: int = 40
     relations: int = 3
@@ -75,7 +77,7 @@ class Settings:
     @property
     def name(self) -> str:
         """What is made, without what it is made by."""
-        return f"search-{self.people}-{self.relations}-{self.hops}hop-seed{self.seed}"
+        return f"{self.team}-{self.people}-{self.relations}-{self.hops}hop-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -128,13 +130,14 @@ class Teacher:
         optimisers = (torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.98), weight_decay=0.01),)
         now = measures()
         for step in range(self.settings.noisy_steps + 1):
-            if step % self.settings.check_every == 0:
+            if step % self.settings.check_every == 0 or step == self.settings.noisy_steps:
                 now = measures() if step else now
                 logger.info("%s: noisy phase, %d steps: %s", self.settings.name, step, now)
                 if reached(now):
                     return step, now
                 self._steer(now)
-            self._step(optimisers, self.settings.noisy_rate)
+            if step < self.settings.noisy_steps:
+                self._step(optimisers, self.settings.noisy_rate)
         return -1, now
 
     def _steer(self, now: Measures) -> None:

@@ -171,6 +171,8 @@ def test_rows_carry_question_gold_kind_and_the_passages_that_lead_there():
             assert extra["support_titles"] == way[:-1]
             assert extra["type"] == f"{len(way) - 1}-hop"
             assert (extra["split"], row["data_source"]) == (split, "world")
+        kinds = [row["extra_info"]["type"] for row in rows]
+        assert set(kinds) == set(kinds[: len(kinds) // 2]) == {"2-hop", "3-hop"}  # mixed on both sides
     assert sorted(row["extra_info"]["index"] for row in train + test) == list(range(200))
     assert len({row["extra_info"]["question"] for row in train + test}) == 200
 
@@ -222,7 +224,7 @@ def test_more_questions_than_there_are_is_refused():
 
 @pytest.mark.parametrize("held_out", [0, -1, 20, 21])
 def test_an_empty_side_is_refused(held_out):
-    message = rf"^held_out is {held_out} of 20 questions: leave both sides at least one$"
+    message = rf"^held_out is {held_out} of 20 questions: leave both sides at least one of each number of hops$"
     with pytest.raises(ValueError, match=message):
         world_rows(World.build(), count=20, held_out=held_out)
     assert [len(rows) for rows in world_rows(World.build(), count=20, held_out=19)] == [1, 19]
@@ -308,3 +310,16 @@ def test_a_name_finds_its_own_passage_first_in_any_world(tmp_path, people, relat
         build_index([corpus], tmp_path / str(seed), IndexSettings(kind="words"))
         found = open_index(tmp_path / str(seed)).search(list(world.people), 1)
         assert [hits[0].passage.title for hits in found] == list(world.people)
+
+
+@pytest.mark.parametrize("hops", [(1, 2, 3, 4), (2, 4)])
+def test_every_number_of_hops_has_its_share_of_both_sides(hops):
+    train, test = world_rows(World.build(), hops=hops, count=40, held_out=len(hops) * 2, seed=1)
+    for rows, each in ((test, 2), (train, 40 // len(hops) - 2)):
+        kinds = [row["extra_info"]["type"] for row in rows]
+        assert all(kinds.count(f"{h}-hop") == each for h in hops)
+
+
+def test_fewer_questions_than_numbers_of_hops_are_refused():
+    with pytest.raises(ValueError, match="count is -5: ask for at least one question of each of 1"):
+        world_rows(World.build(), count=-5)

@@ -56,8 +56,9 @@ def one_thread():
         yield
 
 
-def workflow_of(world):
-    settings = SearchHierarchy.Settings(retrieval={"local": "."}, **JOB.drmas.workflow)
+def workflow_of(world, hops=2):
+    turns = max(4, hops + 1)
+    settings = SearchHierarchy.Settings(retrieval={"local": "."}, max_turns=turns, **JOB.drmas.workflow)
     return SearchHierarchy(settings, retriever=TitleRetriever(world))
 
 
@@ -79,7 +80,7 @@ def texts(lessons):
 @pytest.fixture(scope="module")
 def known():
     """Lessons of ten worlds, by agent."""
-    return lessons_of(range(-10, 0), hops=(1, 2, 3), sessions=36)
+    return lessons_of(range(-10, 0), hops=(1, 2, 3), sessions=18)
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +104,20 @@ def searched(tmp_path_factory):
     return world, workflow
 
 
-@pytest.mark.parametrize("hops", [1, 2, 3])
-def test_the_workflow_shows_what_the_lessons_read_and_rewards_what_they_say(searched, hops):
-    world, workflow = searched
-    for question in random.Random(hops).sample(world.questions(hops), 30):
-        played = session(workflow_of(world), world, question, random.Random(0), astray=0.0)
+@pytest.mark.parametrize("hops", [1, 2, 3, 4])
+def test_the_workflow_shows_what_the_lessons_read_and_rewards_what_they_say(searched, tokenizer, hops):
+    """Within the job's limits of a prompt, which cut nothing."""
+    world, retriever = searched[0], searched[1].retriever
+    for question in random.Random(hops).sample(world.questions(hops), 12):
+        played = session(workflow_of(world, hops), world, question, random.Random(0), astray=0.0)
         team = ScriptedTeam({a: [lesson.said for lesson in played if lesson.agent_id == a] for a in AGENTS})
+        for agent_id in AGENTS:
+            team[agent_id].prompt_length = JOB.data.max_prompt_length
+            team[agent_id].count_tokens = lambda text: len(tokenizer(text)["input_ids"])
+        workflow = workflow_of(world, hops)
+        workflow.retriever = retriever
         outcome = asyncio.run(workflow.run(Task(question=question.text, answer=[question.answer]), team))
-        assert (outcome.reward, outcome.metrics["searches"]) == (1.0, hops)
+        assert (outcome.reward, outcome.metrics["searches"], outcome.metrics["cut_prompts"]) == (1.0, hops, 0.0)
         assert team.seen == [(x.agent_id, [{"role": "user", "content": x.prompt}]) for x in played]
         assert all(action.valid for action in team.actions)
 
@@ -118,7 +125,7 @@ def test_the_workflow_shows_what_the_lessons_read_and_rewards_what_they_say(sear
 @pytest.mark.parametrize(("agent_id", "reward", "searches"), [("answer", 0.0, 2), ("verifier", 1.0, 3)])
 def test_a_mistake_costs_the_reward_or_a_search(searched, agent_id, reward, searches):
     world, workflow = searched
-    for question in random.Random(0).sample(world.questions(2), 20):
+    for question in random.Random(0).sample(world.questions(2), 10):
         played = session(workflow_of(world), world, question, random.Random(0), astray=0.0)
         says = {a: [lesson.said for lesson in played if lesson.agent_id == a] for a in AGENTS}
         last = [lesson for lesson in played if lesson.agent_id == agent_id][-1]
@@ -131,7 +138,7 @@ def test_a_mistake_costs_the_reward_or_a_search(searched, agent_id, reward, sear
 @pytest.mark.parametrize("astray", [0.0, 0.15, 1.0])
 def test_what_is_wrong_has_the_form_of_what_is_right_and_another_content(astray):
     people = set(World.build().people)
-    found = flat(lessons_of(range(3), hops=(1, 2, 3), astray=astray))
+    found = flat(lessons_of((0, 1), hops=(1, 2, 3), astray=astray))
     for lesson in found:
         said = re.fullmatch(FORMS[lesson.agent_id], lesson.said)[1]
         wrong = [re.fullmatch(FORMS[lesson.agent_id], text)[1] for text in lesson.wrong]
@@ -157,7 +164,7 @@ def label(world, prompt):
 def test_a_search_that_goes_astray_leaves_the_right_label_in_place(astray):
     world, draw = World.build(seed=3), random.Random(5)
     missed, guessed = 0, []
-    for question in draw.sample(world.questions(2), 60):
+    for question in draw.sample(world.questions(2), 40):
         played = session(workflow_of(world), world, question, draw, astray)
         for lesson in played:
             lacking, answer = label(world, lesson.prompt)
@@ -169,7 +176,7 @@ def test_a_search_that_goes_astray_leaves_the_right_label_in_place(astray):
                 said == {"verifier": "no" if lacking else "yes", "search": lacking, "answer": answer}[lesson.agent_id]
             )
         missed += len([lesson for lesson in played if lesson.agent_id == "search"]) > 2
-    assert missed == 0 if astray == 0 else 60 * astray <= missed <= 60
+    assert missed == 0 if astray == 0 else 40 * astray <= missed <= 40
     assert set(guessed) <= set(world.people) and bool(guessed) is (astray > 0)
 
 
@@ -200,8 +207,8 @@ def test_the_retriever_of_lessons_finds_names_and_nothing_else():
 
 
 def test_every_text_of_other_worlds_is_known_and_decodes_to_itself(known, tokenizer):
-    other = texts(flat(lessons_of(range(100, 115), hops=(1, 2, 3))))
-    assert len(set(other) - set(texts(flat(known)))) > 1000
+    other = texts(flat(lessons_of(range(100, 105), hops=(1, 2, 3))))
+    assert len(set(other) - set(texts(flat(known)))) > 300
     for text in other:
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.unk_token_id not in ids
@@ -215,6 +222,7 @@ def test_names_and_verdicts_are_tokens_and_all_else_is_pieces_between_them(known
     assert set(world.people) | {"yes", "no", "<search>", "</search>", "'s mentor is "} <= set(vocabulary)
     assert [tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id] == [0, 1, 2]
     assert sorted(vocabulary.values()) == list(range(len(tokenizer)))
+    assert any("Evidence: none yet." in token for token in vocabulary)  # no name or verdict inside a word
     of_two = build_tokenizer(world, flat(lessons_of(range(-5, 0))))
     assert len(of_two) < len(tokenizer) and 100 < len(of_two) < 120
     assert tokenizer.tokenize(f"<search>{world.people[0]}</search>") == ["<search>", world.people[0], "</search>"]
@@ -231,8 +239,7 @@ def test_a_person_whom_no_lesson_names_is_a_token():
 
 def test_lessons_fit_the_jobs_limits(known, tokenizer):
     for lesson in flat(known)[::5]:
-        if " of the " not in lesson.prompt.split("Question: ")[1].split("?")[0].replace(" of the ", "", 1):  # 1, 2 hops
-            assert len(tokenizer(lesson.prompt)["input_ids"]) <= JOB.data.max_prompt_length
+        assert len(tokenizer(lesson.prompt)["input_ids"]) <= JOB.data.max_prompt_length
         assert len(tokenizer(lesson.said)["input_ids"]) + 1 <= JOB.data.max_response_length
 
 
@@ -260,13 +267,10 @@ def model(tokenizer):
 @pytest.fixture(scope="module")
 def short(known):
     """Two lessons an agent with prompts of a few tokens, so that a step takes milliseconds."""
-    few = {a: [lesson for lesson in part if lesson.wrong][:2] for a, part in known.items()}
+    prompts = ("<search>yes</search>", "no")
     return {
-        a: [
-            dataclasses.replace(x, prompt=f"<search>{name}</search>")
-            for x, name in zip(part, ("yes", "no"), strict=True)
-        ]
-        for a, part in few.items()
+        a: [dataclasses.replace(x, prompt=prompt) for x, prompt in zip(part[-2:], prompts, strict=True)]
+        for a, part in known.items()
     }
 
 
@@ -320,6 +324,8 @@ def test_a_batch_is_a_third_each_agents_with_mistakes_where_they_are_taught(monk
         for part, source in zip(table.ids.split(3), (taught[agent_id].said, taught[agent_id].wrong), strict=False):
             assert all((row == source.ids).all(-1).any() for row in part)
         assert len(table.ids) == 3 * tables
+        right, other = table.ids[:3], table.ids[-3:]
+        assert torch.equal(right * ~table.answer[:3], other * ~table.answer[-3:])  # the same prompts
 
 
 @pytest.mark.parametrize(
@@ -425,7 +431,10 @@ def test_is_made_once_for_equal_settings_and_anew_for_others(made, monkeypatch):
             warm_start.warm_start(cache, dataclasses.replace(QUICK, **change))
 
 
-@pytest.mark.parametrize("part", ["lessons_module", "teaching", "tokens", "roles", "tiny_model"])
+CODE = ("lessons_module", "teaching", "tokens", "roles", "tiny_model", "search_hierarchy", "evidence", "world_module")
+
+
+@pytest.mark.parametrize("part", CODE)
 def test_is_made_anew_when_the_code_changes(monkeypatch, tmp_path, part):
     before = warm_start._fingerprint(QUICK)
     assert before == warm_start._fingerprint(QUICK)
@@ -489,13 +498,17 @@ def test_equal_seeds_give_equal_weights_and_other_seeds_others():
     assert first.shape != other.shape or not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("hops", [1, 3])
-def test_other_numbers_of_hops_can_be_taught(hops):
-    _, tokenizer, world, measured = train_model(dataclasses.replace(QUICK, hops=hops, clean_steps=1))
+@pytest.mark.parametrize("hops", [1, 4])
+def test_other_numbers_of_hops_can_be_taught(monkeypatch, hops):
+    played, real = [], warm_start.play_lessons
+    monkeypatch.setattr(warm_start, "play_lessons", lambda *a, **k: played.append(real(*a, **k)) or played[-1])
+    _, _, world, measured = train_model(dataclasses.replace(QUICK, hops=hops, worlds=2, sessions=1, clean_steps=1))
     assert set(measured["clean"]) == set(measured["final"]) == {*AGENTS, "steps"}
-    for question in world.questions(hops)[:50]:
-        played = session(workflow_of(world), world, question, random.Random(0), astray=0.0)
-        assert all(tokenizer.unk_token_id not in tokenizer(lesson.said)["input_ids"] for lesson in played)
+    lessons, own = played
+    asked = {x.prompt.split("Question: ")[1].split("?")[0].count(" of ") for x in flat(lessons)}
+    assert asked == set(range(1, hops + 1))
+    for lesson in own["answer"]:  # turns enough to find the answer
+        assert label(world, lesson.prompt) == (None, re.fullmatch(FORMS["answer"], lesson.said)[1])
 
 
 # Command
@@ -539,16 +552,18 @@ def job(monkeypatch, tmp_path):
     return run
 
 
-def test_the_command_trains_on_the_warm_start_with_verls_own_command(job, tmp_path):
-    result, started = job("--seed", "3", "--hops", "3", "trainer.total_training_steps=7")
+@pytest.mark.parametrize(("hops", "turns"), [(1, 4), (2, 4), (3, 4), (4, 5)])
+def test_the_command_trains_on_the_warm_start_with_verls_own_command(job, tmp_path, hops, turns):
+    result, started = job("--seed", "3", "--hops", str(hops), "trainer.total_training_steps=7")
     assert result.exit_code == 0, result.output
     run = tmp_path / "runs/cpu_search"
-    assert started["warm"] == (tmp_path / "runs/warm_start", Settings(seed=3, hops=3))
+    assert started["warm"] == (tmp_path / "runs/warm_start", Settings(seed=3, hops=hops))
     assert started["command"] == [
         *(sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "cpu_search"),
         *(f"hydra.run.dir={run / 'hydra'}", f"trainer.default_local_dir={run / 'checkpoints'}"),
         *("data.train_files=/s/train", "data.val_files=/s/val", "actor_rollout_ref.model.path=/s/model"),
-        *("drmas.workflow.retrieval.local=/s/index", "drmas.request_seed=3", "trainer.total_training_steps=7"),
+        *("drmas.workflow.retrieval.local=/s/index", f"drmas.workflow.max_turns={turns}"),
+        *("drmas.request_seed=3", "trainer.total_training_steps=7"),
     ]
     assert json.loads((run / "command.json").read_text()) == started["command"]
     assert started["env"]["VERL_PLATFORM"] == "cpu" and "VLLM_CPU_KVCACHE_SPACE" not in started["env"]

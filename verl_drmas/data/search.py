@@ -67,6 +67,7 @@ SEARCH_SCHEMA = pa.schema(
                 [
                     *(("split", pa.string()), ("index", pa.int64()), ("question", pa.string())),
                     *(("type", pa.string()), ("level", pa.string()), ("support_titles", pa.list_(pa.string()))),
+                    ("facts", pa.list_(pa.string())),
                 ]
             ),
         ),
@@ -84,6 +85,7 @@ def question_row(
     type: str | None = None,
     level: str | None = None,
     support_titles: Sequence[str] = (),
+    facts: Sequence[str] = (),
 ) -> dict[str, Any]:
     """One prompt with several golds, as `SEARCH_SCHEMA` has it.
 
@@ -96,6 +98,7 @@ def question_row(
         type: kind of question, such as HotpotQA's `bridge`.
         level: its difficulty.
         support_titles: titles of the pages that the answer follows from.
+        facts: what has to be found out on the way, the answer too; rule-based judges look for them.
     """
     return {
         "data_source": data_source,
@@ -109,6 +112,7 @@ def question_row(
             "type": type,
             "level": level,
             "support_titles": list(support_titles),
+            "facts": list(facts),
         },
     }
 

@@ -85,7 +85,7 @@ class World:
             raise ValueError(f"people is {people}: give {relations + 2} to {most} with {relations} relations")
         draw = random.Random(f"world/{seed}")
         names = tuple((head + tail).capitalize() for head, tail in itertools.product(_HEADS, _TAILS))
-        step = len(names) // people  # spread over the list, so that few names share a syllable
+        step = len(names) // people  # spread over the list
         chosen = names[::step][:people]
         facts = {}
         for person in chosen:
@@ -149,7 +149,9 @@ def world_rows(
     """
     draw = random.Random(f"questions/{seed}")
     kinds = sorted(set(hops))
-    chosen: list[Question] = []
+    if count is not None and count < len(kinds):
+        raise ValueError(f"count is {count}: ask for at least one question of each of {len(kinds)} numbers of hops")
+    drawn: list[list[Question]] = []
     for place, kind in enumerate(kinds):
         found = world.questions(kind)
         share = len(found) if count is None else count // len(kinds) + (place < count % len(kinds))
@@ -158,10 +160,17 @@ def world_rows(
                 f"{share} questions of {kind} hops are asked for, and this world has {len(found)}: lower the number of "
                 "questions, or take more people or relations"
             )
-        chosen += draw.sample(found, share)
-    draw.shuffle(chosen)
-    if not 0 < held_out < len(chosen):
-        raise ValueError(f"held_out is {held_out} of {len(chosen)} questions: leave both sides at least one")
+        drawn.append(draw.sample(found, share))
+    own = [held_out // len(kinds) + (place < held_out % len(kinds)) for place in range(len(kinds))]
+    if held_out < len(kinds) or any(n >= len(questions) for n, questions in zip(own, drawn, strict=True)):
+        raise ValueError(
+            f"held_out is {held_out} of {sum(map(len, drawn))} questions: leave both sides at least one of each number "
+            "of hops"
+        )
+    tested = [question for n, questions in zip(own, drawn, strict=True) for question in questions[:n]]
+    kept = [question for n, questions in zip(own, drawn, strict=True) for question in questions[n:]]
+    draw.shuffle(tested)
+    draw.shuffle(kept)
     rows = [
         question_row(
             question.text,
@@ -171,7 +180,8 @@ def world_rows(
             index=index,
             type=f"{len(question.path)}-hop",
             support_titles=question.support,
+            facts=question.people[1:],
         )
-        for index, question in enumerate(chosen)
+        for index, question in enumerate([*tested, *kept])
     ]
     return rows[held_out:], rows[:held_out]
