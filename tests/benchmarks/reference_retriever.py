@@ -42,14 +42,15 @@ class Body(BaseModel):
     return_scores: bool = False
 
 
-def serve(folder: str) -> None:
+def serve(folder: str, encoder: str) -> None:
     import uvicorn
     from fastapi import FastAPI
 
     from verl_drmas.retrieval.index import open_index
     from verl_drmas.retrieval.serve_command import bind
 
-    index, lock, app = open_index(folder, device="cpu"), threading.Lock(), FastAPI()
+    given = {"device": "cpu", "encoder": encoder} if encoder else {}
+    index, lock, app = open_index(folder, **given), threading.Lock(), FastAPI()
 
     @app.post("/retrieve")
     def retrieve(body: Body):
@@ -67,4 +68,4 @@ def serve(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(*sys.argv[1:])

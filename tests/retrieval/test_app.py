@@ -87,6 +87,7 @@ def test_what_is_above_a_limit_is_refused_in_one_line_and_counted(server, body, 
     answer = server.post("/retrieve", json=body)
     assert answer.status_code == status
     assert named in answer.json()["detail"] and "\n" not in answer.json()["detail"]
+    assert answer.json()["reason"] == reason
     assert sample(server, f'retriever_rejected_total{{reason="{reason}"}}') == before + 1
 
 

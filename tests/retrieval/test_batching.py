@@ -200,7 +200,7 @@ def test_the_wait_that_is_named_follows_the_measured_speed():
 
 
 @pytest.mark.parametrize("query, message", [("boom", "RuntimeError: the index is broken"), ("short", "0 answers to 1")])
-def test_an_error_of_the_index_fails_its_batch_only(query, message):
+def test_an_error_of_the_index_is_an_error_of_that_search_only(query, message):
     async def scenario(batcher, index, measures):
         first = await occupy(batcher, index)
         bad, other_k = batcher.submit([query], 1), batcher.submit(["fine"], 2)
@@ -211,6 +211,41 @@ def test_an_error_of_the_index_fails_its_batch_only(query, message):
         await first
         assert ids(await other_k) == [["fine/0", "fine/1"]]
         assert ids(await batcher.submit(["after"], 1)) == [["after/0"]]
+
+    run(scenario)
+
+
+def test_a_query_that_the_index_cannot_do_fails_alone(caplog):
+    async def scenario(batcher, index, measures):
+        names = [f"q{i}" if i not in (7, 40) else ("boom", "short")[i == 40] for i in range(64)]
+        first = await occupy(batcher, index)
+        calls = [batcher.submit([name], 1) for name in names]
+        index.gate.set()
+        outcomes = await asyncio.gather(first, *calls, return_exceptions=True)
+        for name, outcome in zip(names, outcomes[1:], strict=True):
+            if name in ("boom", "short"):
+                assert isinstance(outcome, SearchFailed)
+            else:
+                assert ids(outcome) == [[f"{name}/0"]]
+        assert len(index.batches) < 30  # halves, and not one by one
+        assert value(measures, "batch_size_count") == 2
+
+    run(scenario)
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(told) == 2 and all(record.exc_info for record in told)
+
+
+def test_a_query_that_was_answered_while_its_batch_is_asked_again_in_parts_is_no_longer_joined():
+    async def scenario(batcher, index, measures):
+        first = await occupy(batcher, index)
+        early, bad = batcher.submit(["early"], 1), batcher.submit(["boom"], 1)
+        index.gate.set()
+        await first
+        await early
+        again = await asyncio.wait_for(batcher.submit(["early"], 1), 5)
+        assert ids(again) == [["early/0"]]
+        with pytest.raises(SearchFailed):
+            await bad
 
     run(scenario)
 

@@ -18,7 +18,7 @@ from verl_drmas.retrieval.dense import VectorSettings
 from verl_drmas.retrieval.encoder import EncoderSettings
 from verl_drmas.retrieval.index import open_index
 from verl_drmas.retrieval.manifest import STAGES
-from verl_drmas.retrieval.words import WordsSettings
+from verl_drmas.retrieval.words import PATTERN, WordsSettings
 
 for module in ("bm25s", "Stemmer", "faiss"):
     pytest.importorskip(module)
@@ -139,14 +139,15 @@ def test_killed_for_real_nothing_finished_is_done_again(many_file, tmp_path, stu
     build_index([many_file], tmp_path / "whole", settings)
     queries = ["thing5 likes", "Page 17", "thing300 thing301"]
     assert files(out) == files(tmp_path / "whole")
-    assert open_index(out).search(queries, 20) == open_index(tmp_path / "whole").search(queries, 20)
+    there, whole = (open_index(folder, encoder=stub_path) for folder in (out, tmp_path / "whole"))
+    assert there.search(queries, 20) == whole.search(queries, 20)
 
 
 def test_words_alone_need_no_encoder(corpus_file, tmp_path):
     report = build_index([corpus_file], tmp_path / "out", IndexSettings())
     assert list(report.stages) == ["corpus", "words"]
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"] == {
-        "words": {"k1": 1.5, "b": 0.75, "stopwords": "english", "stemmer": "english"}
+        "words": {"k1": 1.5, "b": 0.75, "stopwords": "english", "stemmer": "english", "pattern": PATTERN}
     }
 
 
@@ -211,7 +212,8 @@ def test_an_index_that_is_there_takes_the_place_of_embedding(many_file, tmp_path
     build_index([many_file], tmp_path / "second", given)
     assert not (tmp_path / "log").exists()
     query = ["thing9 likes thing63"]
-    assert open_index(tmp_path / "second").search(query, 5) == open_index(tmp_path / "first").search(query, 5)
+    second, first = (open_index(tmp_path / name, encoder=stub_path) for name in ("second", "first"))
+    assert second.search(query, 5) == first.search(query, 5)
     with pytest.raises(IndexProblem, match="no such file"):
         build_index([many_file], tmp_path / "third", hybrid(stub_path, faiss_file="gone.index"))
 

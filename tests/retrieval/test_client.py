@@ -2,7 +2,9 @@ import asyncio
 import contextlib
 import json
 import pickle
+import re
 import socket
+import sys
 import time
 
 import pytest
@@ -16,8 +18,10 @@ from verl_drmas.retrieval import (
     RetrievalOutage,
     RetrievalSettings,
     Retriever,
+    answers,
     client,
     open_retriever,
+    preflight,
 )
 
 
@@ -185,7 +189,7 @@ def test_a_passing_fault_is_made_good_by_another_attempt(fault):
 
 
 def test_an_answer_that_is_too_long_is_garbage(monkeypatch):
-    monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 1000)
     with pytest.raises(RetrievalOutage, match="garbage: a body of more than 1000 bytes"):
         ask(one(), always(status(200, " " * 5000 + '{"result": [[]]}')), attempts=2)
 
@@ -338,18 +342,139 @@ def test_a_query_that_can_be_none_is_rejected_without_a_call(query):
     assert script.asked == []
 
 
-@pytest.mark.parametrize("code", [401, 403, 404, 405, 301])
+REFUSALS = [401, 403, 404, 405, 301]
+
+
+@pytest.mark.parametrize("code", REFUSALS)
 def test_a_wrong_address_is_an_outage_at_once_and_names_the_setting(code):
-    script = Script(status(code))
-    with pytest.raises(RetrievalOutage, match=f"status {code}.*check retrieval.urls"):
-        ask(one(), script)
-    assert len(script.asked) == 1
+    scripts = [always(status(code)), always(status(code))]
+    for number in (1, 2):
+        with pytest.raises(RetrievalOutage, match=f"status {code}.*check retrieval.urls"):
+            ask(one(), *scripts[:number])
+    assert [len(script.asked) for script in scripts] == [2, 1]
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_one_wrong_address_of_two_takes_no_searches_from_the_other(code):
+    wrong, slow = always(status(code)), always(lambda body: late(body, 0.02))
+
+    async def scenario(asking):
+        for turn in range(10):
+            await asyncio.gather(*(asking.search(f"q{turn} {i}", 1) for i in range(4)))
+        return asking.report()
+
+    report = ask(scenario, wrong, slow)
+    assert report["outages"] == 0 and report["retries"] <= 4
+    assert len(slow.asked) == 40
+
+
+def test_a_server_that_refused_may_be_right_later(monkeypatch):
+    monkeypatch.setattr(client, "FIRST_REST", 0.05)
+    starting, other = Script(status(404)), Script()
+
+    async def scenario(asking):
+        for i in range(4):
+            await asking.search(f"q{i}", 1)
+        await asyncio.sleep(0.1)
+        for i in range(4):
+            await asking.search(f"r{i}", 1)
+
+    ask(scenario, starting, other)
+    assert len(starting.asked) >= 3
+
+
+def test_where_no_server_is_fit_one_that_refuses_is_the_last_to_be_asked():
+    refuses, busy = always(status(404)), Script(*[status(500)] * 3)
+    assert ask(one(), refuses, busy, attempts=5)
+    assert len(refuses.asked) == 1 and len(busy.asked) == 4
+
+
+@pytest.mark.parametrize("code", [408, 425])
+def test_a_time_out_told_by_a_proxy_is_a_passing_fault(code):
+    assert ask(one(), Script(status(code)))
 
 
 def test_a_server_of_the_other_dialect_is_no_fault_of_the_query():
     script = Script(status(422, '{"detail": [{"loc": ["body", "query"], "msg": "Field required"}]}'))
     with pytest.raises(RetrievalOutage, match=r"is retrieval.dialect: queries its own"):
         ask(one(), script)
+
+
+def refusal(code, reason, detail="told"):
+    return status(code, json.dumps({"detail": detail, "reason": reason}))
+
+
+@pytest.mark.parametrize(("code", "reason"), [(422, "blank"), (413, "query_chars"), (413, "body")])
+def test_our_servers_reasons_that_lie_in_the_query_are_its_fault_from_the_first_call_on(code, reason):
+    with pytest.raises(QueryRejected, match=f"status {code}: told"):
+        ask(one(), Script(refusal(code, reason)))
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "said"),
+    [(422, "topk", r"topk is 500; 100 at most; lower topk \(2\), or raise the server's --max-topk"),
+     (422, "malformed", "check retrieval.urls"), (413, "queries", "check retrieval.urls")],
+)  # fmt: skip
+def test_what_our_server_refuses_of_every_query_is_an_outage(code, reason, said):
+    async def scenario(asking):
+        await asking.search("fine", 2)
+        with pytest.raises(RetrievalOutage, match=f"status {code}: {said}|status {code}: .*{said}"):
+            await asking.search("who", 2)
+        return asking.report()
+
+    report = ask(scenario, Script(right, refusal(code, reason, "topk is 500; 100 at most")))
+    assert (report["rejected"], report["outages"], report["retries"]) == (0, 1, 0)
+
+
+def test_failures_of_calls_in_flight_together_count_as_one():
+    both = [always(lambda body: late_status(0.1)), always(lambda body: late_status(0.1))]
+
+    async def scenario(asking):
+        calls = (asking.search(f"q{i}", 1) for i in range(60))
+        await asyncio.gather(*calls, return_exceptions=True)
+        now = time.monotonic()
+        return [(server.failures, server.rests_until - now) for server in asking._servers]
+
+    for failures, rests in ask(scenario, *both, attempts=1):
+        assert failures == 1 and rests <= client.FIRST_REST
+
+
+async def late_status(seconds):
+    await asyncio.sleep(seconds)
+    return web.Response(status=500)
+
+
+def test_waiting_for_a_free_connection_is_no_part_of_a_calls_time():
+    most, now = [0], [0]
+
+    async def counted(body):
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        await asyncio.sleep(0.1)
+        now[0] -= 1
+        return right(body)
+
+    async def scenario(asking):
+        await asyncio.gather(*(asking.search(f"q{i}", 1) for i in range(20)))
+        return asking.report()
+
+    report = ask(scenario, always(counted), connections=2, timeout=0.6, attempts=1)
+    assert (report["retries"], report["outages"], most[0]) == (0, 0, 2)
+
+
+def test_the_deadline_bounds_the_wait_for_a_free_connection():
+    async def scenario(asking):
+        slots = asking._pool().slots
+        await slots.acquire()
+        start = time.monotonic()
+        with pytest.raises(RetrievalOutage, match=r"after 0 of 6 attempts.*all 1 connections were taken.*connections"):
+            await asking.search("second", 1)
+        took = time.monotonic() - start
+        slots.release()
+        return took, await asking.search("third", 1)
+
+    took, hits = ask(scenario, Script(), connections=1, deadline=0.4)
+    assert took < 2 and hits
 
 
 def test_a_cancelled_search_leaves_no_trace_in_the_counts_of_what_is_in_flight():
@@ -364,15 +489,72 @@ def test_a_cancelled_search_leaves_no_trace_in_the_counts_of_what_is_in_flight()
     assert ask(scenario, Script(late)) == [0]
 
 
-def test_check_takes_any_http_answer_for_a_sign_of_life():
-    foreign, dead = Script(), f"http://127.0.0.1:{free_port()}"  # the foreign one has no /health
+def check(*scripts, urls=(), k=1, **settings):
+    return ask(lambda asking: asyncio.to_thread(asking.check, k), *scripts, urls=urls, **settings)
 
-    async def scenario(asking):
-        return await asyncio.to_thread(asking.check)
 
-    line = ask(scenario, foreign, urls=[dead])
-    assert line.startswith("1 of 2 search servers answer: ") and "status 404 on /health" in line
-    assert f"{dead}: " in line and "\n" not in line
+def test_a_check_asks_every_server_a_search_as_the_run_will():
+    scripts = [Script(), Script()]
+    line = check(*scripts, k=7, dialect="query")
+    assert line.startswith("2 of 2 search servers answer: ") and "\n" not in line
+    assert line.count("status 404 on /health") == 2  # as other makes have it
+    for script in scripts:
+        (asked,) = script.asked
+        assert asked["topk"] == 7 and asked["query"] and "queries" not in asked
+
+
+def test_a_check_with_nobody_there_says_how_to_start_a_server():
+    dead = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(RetrievalOutage, match=r"no server answers .*verl-drmas retriever serve") as outage:
-        ask(scenario, urls=[dead])
+        check(urls=[dead])
     assert dead in str(outage.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (status(404, "nope"), "status 404: nope; .*check retrieval.urls"),
+        (status(200, "<html>"), "garbage: not JSON.*check retrieval.urls"),
+        (status(500, "broken"), "status 500: broken"),
+        (status(422, '{"detail": "query: field required"}'), "is retrieval.dialect: queries its own"),
+        (refusal(422, "topk", "topk is 5; this server gives 3 at most"), r"gives 3 at most; lower topk \(5\)"),
+        (status(413), "check retrieval.urls"),
+    ],
+)
+def test_a_check_says_of_each_server_what_came(answer, said):
+    with pytest.raises(RetrievalOutage, match=f"no server answers a search .*{said}") as outage:
+        check(always(answer), k=5)
+    assert "\n" not in str(outage.value)
+    line = check(always(answer), Script(), k=5)
+    assert line.startswith("1 of 2 search servers answer: ") and re.search(said, line)
+
+
+def test_a_server_that_is_busy_or_slow_in_a_check_is_no_reason_to_stop(monkeypatch):
+    monkeypatch.setattr(preflight, "SECONDS", 0.5)
+    assert "busy: status 429" in check(always(status(429)))
+    assert "slow: no answer to a search within 0.5 s" in check(always(late))
+
+
+def test_a_check_looks_at_all_servers_at_once(monkeypatch):
+    monkeypatch.setattr(preflight, "SECONDS", 0.5)
+    start = time.monotonic()
+    check(*(always(late) for _ in range(20)))
+    assert time.monotonic() - start < 4
+
+
+def test_a_check_works_beside_a_running_event_loop_too():
+    with pytest.raises(RetrievalOutage, match="no server answers"):
+        asyncio.run(inside(f"http://127.0.0.1:{free_port()}"))
+
+
+async def inside(url):
+    return client.RetrievalClient(RetrievalSettings(urls=[url])).check()
+
+
+@pytest.mark.parametrize("library", ["aiohttp", "orjson", "tenacity"])
+def test_a_library_that_is_missing_is_named_with_the_extra(monkeypatch, library):
+    for name in ("answers", "client"):
+        monkeypatch.delitem(sys.modules, f"verl_drmas.retrieval.{name}")  # so that they are imported anew
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ValueError, match=rf"{library}.*pip install 'verl-drmas\[search\]'"):
+        open_retriever(RetrievalSettings(urls=["http://127.0.0.1:1"]))

@@ -23,13 +23,18 @@ def folders(corpus_file, tmp_path, stub_path):
     return tmp_path
 
 
+def opened(folder):
+    """With the encoder it was built with, which must be named."""
+    return open_index(folder, encoder=None if folder.name == "words" else "stub_encoder:Stub")
+
+
 def ids(found):
     return [[hit.passage.id for hit in hits] for hits in found]
 
 
 @pytest.mark.parametrize("kind", ["words", "dense", "hybrid"])
 def test_each_kind_finds_the_passage(folders, kind):
-    index = open_index(folders / kind)
+    index = opened(folders / kind)
     assert (index.kind, len(index)) == (kind, 5)
     found = index.search(["Kangaroos hop across Australia", "Berlin is the capital of Germany"], 2)
     assert [hits[0] for hits in ids(found)] == ["e", "b"]
@@ -43,59 +48,79 @@ def test_each_kind_finds_the_passage(folders, kind):
 
 def test_a_hybrid_joins_both_by_rank(folders):
     query = ["capital of the Netherlands"]
-    words, dense = (ids(open_index(folders / kind).search(query, 100))[0] for kind in ("words", "dense"))
+    words, dense = (ids(opened(folders / kind).search(query, 100))[0] for kind in ("words", "dense"))
     scores = {p: sum(1 / (61 + r.index(p)) for r in (words, dense) if p in r) for p in "abcde"}
-    (hits,) = open_index(folders / "hybrid").search(query, 5)
+    (hits,) = opened(folders / "hybrid").search(query, 5)
     assert [hit.passage.id for hit in hits] == sorted(scores, key=lambda p: (-scores[p], p))
     assert [hit.score for hit in hits] == pytest.approx(sorted(scores.values(), reverse=True))
-    assert open_index(folders / "hybrid").search(query, 2) == [hits[:2]]
+    assert opened(folders / "hybrid").search(query, 2) == [hits[:2]]
 
 
 def test_queries_are_encoded_as_queries(folders, monkeypatch):
-    index = open_index(folders / "dense")
+    index = opened(folders / "dense")
     monkeypatch.setattr("stub_encoder.Stub.encode_passages", None)
     assert len(index.search(["capital"], 2)[0]) == 2
 
 
 def test_words_without_a_match_find_nothing(folders):
-    assert open_index(folders / "words").search(["zebra", ""], 3) == [[], []]
+    assert opened(folders / "words").search(["zebra", ""], 3) == [[], []]
 
 
 @pytest.mark.parametrize("kind", ["words", "dense", "hybrid"])
 def test_halves_of_characters_do_no_harm(folders, kind):
-    assert ids(open_index(folders / kind).search(["\ud800 Kangaroos hop across Australia \udfff"], 1)) == [["e"]]
+    assert ids(opened(folders / kind).search(["\ud800 Kangaroos hop across Australia \udfff"], 1)) == [["e"]]
 
 
 def test_an_index_describes_itself(folders, stub_path):
-    about = open_index(folders / "hybrid").describe()
+    about = opened(folders / "hybrid").describe()
     assert about["kind"] == "hybrid" and about["passages"] == 5
     assert about["encoder"]["model"] == stub_path and about["faiss"] == "IndexFlatIP" and about["faiss_on"] == "cpu"
     json.dumps(about)
-    assert "encoder" not in open_index(folders / "words").describe()
+    assert "encoder" not in opened(folders / "words").describe()
 
 
 def test_another_encoder_can_stand_in(folders, stub_path):
-    expected = open_index(folders / "dense").search(["capital"], 3)
+    expected = opened(folders / "dense").search(["capital"], 3)
     given = load_encoder(EncoderSettings(stub_path))
-    manifest = json.loads((folders / "dense" / "manifest.json").read_text())
-    manifest["settings"]["encoder"]["model"] = "gone.away:Stub"
-    (folders / "dense" / "manifest.json").write_text(json.dumps(manifest))
+    change_encoder(folders / "dense", "gone.away:Stub")
     with pytest.raises(IndexProblem, match="can't be imported"):
-        open_index(folders / "dense")
+        open_index(folders / "dense", encoder="gone.away:Stub")
     for encoder in (given, stub_path):
         assert open_index(folders / "dense", encoder=encoder).search(["capital"], 3) == expected
     with pytest.raises(IndexProblem, match="vectors of 24 numbers, the encoder's have 25"):
         open_index(folders / "dense", encoder="stub_encoder:Wide")
 
 
-def test_gpus_serve_no_words(folders):
-    with pytest.raises(IndexProblem, match="leave out faiss_gpu"):
-        open_index(folders / "words", faiss_gpu=True)
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_code_that_an_index_names_is_not_imported(folders, tmp_path, kind):
+    (tmp_path / "planted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    change_encoder(folders / kind, "planted:Encoder")
+    with pytest.raises(IndexProblem, match=r"its encoder is code, 'planted:Encoder'.*: --encoder planted:Encoder$"):
+        open_index(folders / kind)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_folders_of_this_machine_are_told_by_their_last_name(folders, tmp_path):
+    change_encoder(folders / "dense", str(tmp_path / "models" / "mine"))
+    about = opened(folders / "dense").describe()
+    assert (about["folder"], about["encoder"]["model"]) == ("dense", "mine")
+    assert str(tmp_path) not in json.dumps(about)
+
+
+@pytest.mark.parametrize("option", [{"faiss_gpu": True}, {"encoder": "stub_encoder:Stub"}, {"device": "cpu"}])
+def test_what_words_have_no_use_for_is_refused(folders, option):
+    with pytest.raises(IndexProblem, match=f"leave out {next(iter(option))}"):
+        open_index(folders / "words", **option)
 
 
 def change(folder, **keys):
     content = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**content, **keys}))
+
+
+def change_encoder(folder, model):
+    settings = json.loads((folder / "manifest.json").read_text())["settings"]
+    change(folder, settings={**settings, "encoder": {**settings["encoder"], "model": model}})
 
 
 def test_a_folder_that_is_no_index_is_named(folders, tmp_path):
@@ -129,7 +154,7 @@ def test_a_folder_that_is_no_index_is_named(folders, tmp_path):
 def test_a_manifest_that_is_wrong_is_named(folders, keys, said):
     change(folders / "hybrid", **keys)
     with pytest.raises(IndexProblem, match=said) as problem:
-        open_index(folders / "hybrid")
+        opened(folders / "hybrid")
     assert "\n" not in str(problem.value)
 
 
@@ -138,8 +163,8 @@ def test_a_file_that_is_missing_or_cut_is_named(folders, name):
     file = folders / "hybrid" / name
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(IndexProblem) as problem:
-        open_index(folders / "hybrid")
+        opened(folders / "hybrid")
     assert "\n" not in str(problem.value)
     file.unlink()
     with pytest.raises(IndexProblem):
-        open_index(folders / "hybrid")
+        opened(folders / "hybrid")

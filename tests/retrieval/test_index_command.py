@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from verl_drmas.retrieval.index import open_index
 from verl_drmas.retrieval.index_command import index_command
+from verl_drmas.retrieval.words import PATTERN
 
 for module in ("bm25s", "Stemmer", "faiss"):
     pytest.importorskip(module)
@@ -20,6 +21,10 @@ app.command("index")(index_command)
 
 def run(*arguments):
     return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def described(folder, encoder):
+    return open_index(folder, encoder=encoder).describe()
 
 
 def test_words_are_the_default_and_the_last_line_tells_what_it_took(corpus_file, tmp_path):
@@ -39,7 +44,7 @@ def test_every_option_reaches_the_index(corpus_file, tmp_path, stub_path):
     options += [21, "--ef-search", 22, "--batch-size", 2, "--shard-size", 3, "--device", "cpu", "--force"]
     done = run(corpus_file, "-o", tmp_path / "out", *options)
     assert done.exit_code == 0, done.output
-    about = open_index(tmp_path / "out").describe()
+    about = described(tmp_path / "out", stub_path)
     assert about["encoder"] == {
         "model": stub_path,
         "query_prefix": "q ",
@@ -54,10 +59,10 @@ def test_every_option_reaches_the_index(corpus_file, tmp_path, stub_path):
     clusters = run(
         corpus_file, "-o", tmp_path / "ivf", *options[:4], "--faiss-kind", "ivf", "--nlist", 1, "--nprobe", 1
     )
-    assert clusters.exit_code == 0 and open_index(tmp_path / "ivf").describe()["faiss"] == "IndexIVFFlat"
+    assert clusters.exit_code == 0 and described(tmp_path / "ivf", stub_path)["faiss"] == "IndexIVFFlat"
     taken = ["--kind", "dense", "--encoder", stub_path, "--faiss", tmp_path / "ivf" / "dense.faiss"]
     assert run(corpus_file, "-o", tmp_path / "taken", *taken).exit_code == 0
-    assert open_index(tmp_path / "taken").describe()["faiss"] == "IndexIVFFlat"
+    assert described(tmp_path / "taken", stub_path)["faiss"] == "IndexIVFFlat"
 
 
 @pytest.mark.parametrize(
@@ -67,8 +72,12 @@ def test_every_option_reaches_the_index(corpus_file, tmp_path, stub_path):
         (["--kind", "dense"], "--encoder"),
         (["--kind", "dense", "--encoder", "no_module:X"], "can't be imported"),
         (["--kind", "dense", "--encoder", "x", "--pooling", "max"], "pooling is 'max'"),
-        (["--faiss-kind", "pq"], "faiss.kind is 'pq'"),
-        (["--batch-size", 0], "batch size is 0"),
+        (["--kind", "dense", "--encoder", "x", "--faiss-kind", "pq"], "faiss.kind is 'pq'"),
+        (["--kind", "dense", "--encoder", "x", "--batch-size", 0], "batch size is 0"),
+        (["--k1", -1], "words.k1 is -1"),
+        (["--b", 2], "words.b is 2"),
+        (["--stemmer", "klingon"], "words.stemmer is 'klingon'"),
+        (["--stopwords", "klingon"], "words.stopwords is 'klingon'"),
         (["--kind", "dense", "--encoder", "x", "--faiss", "none.index"], "none.index: no such file"),
     ],
 )
@@ -80,6 +89,39 @@ def test_errors_are_one_line(corpus_file, tmp_path, options, said):
     assert done.stderr.strip().endswith(errors[0])
 
 
+def test_the_options_of_words_reach_the_index(corpus_file, tmp_path):
+    options = ["--stemmer", "german", "--stopwords", "none", "--k1", 1.2, "--b", 0.5]
+    assert run(corpus_file, "-o", tmp_path / "out", *options).exit_code == 0
+    words = described(tmp_path / "out", None)["words"]
+    assert words == {"k1": 1.2, "b": 0.5, "stopwords": None, "stemmer": "german", "pattern": PATTERN}
+    assert run(corpus_file, "-o", tmp_path / "plain", "--stemmer", "none").exit_code == 0
+    assert described(tmp_path / "plain", None)["words"]["stemmer"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--encoder", "a/b", "--pooling", "cls"], "with --kind words these do nothing: --encoder, --pooling;"),
+        (["--passage-prefix", ""], "--passage-prefix"),
+        (["--faiss-kind", "flat"], "--faiss-kind"),
+        (["--max-length", 256], "--max-length"),
+        (["--no-normalise"], "--normalise"),
+        (["--nprobe", 4, "--shard-size", 5], "--nprobe, --shard-size"),
+        (["--device", "cpu"], "--device"),
+        (["--faiss", "x.faiss"], "--faiss"),
+        (["--kind", "dense", "--encoder", "x", "--stemmer", "none", "--k1", 1], "--kind dense these do nothing: --st"),
+        (["--kind", "dense", "--encoder", "x", "--hnsw-m", 8], "with --faiss-kind flat these do nothing: --hnsw-m"),
+        (["--kind", "dense", "--encoder", "x", "--faiss-kind", "hnsw", "--nlist", 8], "--faiss-kind hnsw"),
+        (["--kind", "hybrid", "--encoder", "x", "--faiss", "x", "--ef-search", 8], "with --faiss these do nothing"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(corpus_file, tmp_path, options, said):
+    done = run(corpus_file, "-o", tmp_path / "out", *options)
+    assert done.exit_code == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert said in done.stderr and "leave them out" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_other_settings_are_refused_until_forced(corpus_file, tmp_path, stub_path):
     out = tmp_path / "out"
     assert run(corpus_file, "-o", out).exit_code == 0
@@ -87,7 +129,7 @@ def test_other_settings_are_refused_until_forced(corpus_file, tmp_path, stub_pat
     refused = run(corpus_file, "-o", out, *dense)
     assert refused.exit_code == 1 and "--force" in refused.stderr
     assert run(corpus_file, "-o", out, *dense, "--force").exit_code == 0
-    assert open_index(out).kind == "dense"
+    assert described(out, stub_path)["kind"] == "dense"
 
 
 def test_help_loads_no_index_library():

@@ -1,8 +1,10 @@
 """The index of words in the rollout process: shared, lazy, and never in the way of the event loop."""
 
 import asyncio
+import pickle
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,24 @@ def test_it_is_opened_at_the_first_search_and_once(folder, monkeypatch):
     assert len(opened) == 1 and all(hits == found[0] for hits in found) and len(found[0]) == 3
     search(second, "capital")
     assert len(opened) == 1
+
+
+def test_the_folder_is_resolved_once(folder, monkeypatch):
+    resolved, real = [], Path.resolve
+    monkeypatch.setattr(Path, "resolve", lambda path, *rest: resolved.append(path) or real(path, *rest))
+    retriever = LocalRetriever(folder)
+    for _ in range(3):
+        search(retriever, "capital")
+    assert resolved.count(folder) == 1
+    assert pickle.loads(pickle.dumps(retriever)).check(2)
+
+
+def test_a_check_searches_as_the_run_will(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(local_module._Shared, "search", lambda self, query, k: asked.append(k) or [])
+    LocalRetriever(folder).check()
+    LocalRetriever(folder).check(k=7)
+    assert asked == [1, 7]
 
 
 def test_the_event_loop_stays_free(folder, monkeypatch):

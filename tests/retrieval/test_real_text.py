@@ -80,7 +80,7 @@ async def play(workflow: SearchHierarchy, row: dict) -> tuple[list[bool], dict[s
 
 @pytest.mark.parametrize(("topk", "one_search", "two_searches"), [(2, 0.28, 0.36), (5, 0.57, 0.64), (10, 0.77, 0.83)])
 def test_two_searches_find_more_of_the_supporting_titles_than_one(server, topk, one_search, two_searches):
-    """Floors two points below what was measured: 30, 60, 80.5 % after one search, 39, 67, 86 % after two."""
+    """Floors a little below what was measured: 29.5, 61, 80.5 % after one search, 37.5, 68, 86.5 % after two."""
     rows = [json.loads(line) for line in QUESTIONS.read_text().splitlines()]
 
     async def all_sessions():

@@ -59,14 +59,15 @@ def start(monkeypatch):
 
 def test_the_options_reach_the_server(start):
     result = start(
-        *("--topk", "5", "--max-batch", "8", "--max-wait-ms", "1.5", "--max-queue", "100", "--max-queries", "10"),
+        *("--topk", "5", "--max-topk", "50", "--max-batch", "8", "--max-wait-ms", "1.5", "--max-queue", "100"),
+        *("--max-queries", "10"),
         *("--max-query-chars", "99", "--cache", "0", "--device", "cuda:1", "--faiss-gpu", "--encoder", "a.b:c"),
         *("--grace", "3"),
     )
     assert result.exit_code == 0, result.output
     _, settings, (host, port), grace = start.served
     assert settings == ServerSettings(
-        topk=5, max_batch=8, max_wait_ms=1.5, max_queue=100, max_queries=10, max_query_chars=99, cache=0
+        topk=5, max_topk=50, max_batch=8, max_wait_ms=1.5, max_queue=100, max_queries=10, max_query_chars=99, cache=0
     )
     assert (host, grace) == ("127.0.0.1", 3.0) and port > 0
     assert start.opened == ("folder", {"device": "cuda:1", "faiss_gpu": True, "encoder": "a.b:c"})
@@ -115,6 +116,27 @@ def test_a_port_that_is_taken_is_one_line_and_nothing_is_loaded(start):
 
 def test_a_host_that_is_none_is_one_line(start):
     assert "--host 999.1.1.1: no such address" in refused(start("--host", "999.1.1.1"))
+
+
+@pytest.mark.parametrize("library", ["fastapi", "uvicorn", "prometheus_client", "orjson"])
+def test_a_library_that_is_missing_is_one_line_and_nothing_is_loaded(start, monkeypatch, library):
+    monkeypatch.delitem(sys.modules, "verl_drmas.retrieval.app", raising=False)  # so that it is imported anew
+    monkeypatch.setitem(sys.modules, library, None)
+    line = refused(start())
+    assert library in line and "pip install 'verl-drmas[retriever]'" in line
+    assert start.opened is None
+
+
+@pytest.mark.parametrize("option", [["--device", "cpu"], ["--encoder", "a.b:c"], ["--faiss-gpu"]])
+def test_options_that_do_nothing_for_words_are_refused(tmp_path, option):
+    from verl_drmas.retrieval.build import IndexSettings, build_index
+
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "title": "Oslo", "text": "a town"}\n')
+    build_index([tmp_path / "corpus.jsonl"], tmp_path / "index", IndexSettings())
+    app = typer.Typer()
+    app.command()(serve_command.serve_command)
+    line = refused(CliRunner().invoke(app, [str(tmp_path / "index"), "--port", "0", *option]))
+    assert "is an index of words" in line and f"leave out {option[0][2:].replace('-', '_')}" in line
 
 
 def test_a_real_index_is_served_until_ctrl_c(tmp_path):

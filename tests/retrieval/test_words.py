@@ -60,9 +60,26 @@ def test_equal_scores_go_by_row_also_where_k_cuts(tmp_path):
     assert rows(index.search(["same words"], k=100)) == [list(range(50))]
 
 
+def test_a_digit_or_letter_alone_is_a_word_but_no_initial_and_no_end_of_a_word(tmp_path):
+    texts = [
+        "Apollo 8 flew round the Moon.",
+        "Apollo 9 stayed near the Earth.",
+        "The launch was that of Apollo 8.",
+        "Henry VI lost it all",
+        "Henry V won at Agincourt",
+        "Ada's dog doesn't bark; J. K. sued v. him",
+    ]
+    index = built(tmp_path, texts)
+    assert rows(index.search(["8", "9", "king henry v", "s", "t", "k"], k=2)) == [[2, 0], [1], [4, 3], [], [], []]
+
+
 def test_settings_decide_what_a_word_is(tmp_path):
     plain = built(tmp_path, stopwords=None, stemmer=None)
     assert rows(plain.search(["cat", "the"], k=5)) == [[0], [0]]
+    (tmp_path / "digits").mkdir()
+    digits = built(tmp_path / "digits", ["year 1984", "1984", "year"], pattern=r"\d+")
+    assert sorted(rows(digits.search(["the year 1984"], k=5))[0]) == [0, 1]
+    assert rows(digits.search(["year"], k=5)) == [[]]
 
 
 def test_progress_ends_before_four_passes(tmp_path):
@@ -78,7 +95,9 @@ def test_texts_are_read_once_and_nothing_but_the_index_stays(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"k1": -1}, {"b": 1.5}, {"stemmer": "klingon"}, {"stopwords": "klingon"}], ids=lambda given: str(given)
+    "settings",
+    [{"k1": -1}, {"b": 1.5}, {"pattern": "("}, {"stemmer": "klingon"}, {"stopwords": "klingon"}],
+    ids=lambda given: str(given),
 )
 def test_wrong_settings_are_named(tmp_path, settings):
     with pytest.raises(IndexProblem, match=f"words.{next(iter(settings))} is"):

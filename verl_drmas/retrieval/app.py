@@ -120,5 +120,5 @@ async def _unless_gone(request: Request, search: asyncio.Future) -> None:
 
 def _refusal(refused: Refused) -> Response:
     headers = {"retry-after": str(refused.retry_after)} if refused.retry_after else {}
-    body = orjson.dumps({"detail": refused.text})
+    body = orjson.dumps({"detail": refused.text, "reason": refused.reason})
     return Response(body, status_code=refused.status, media_type=JSON, headers=headers)

@@ -178,17 +178,28 @@ class Batcher:
         for query in batch:
             self._measures.wait.observe(start - query.arrived)
         self._running = {query.key: query for query in batch}
-        search = self._thread.run(partial(self._search, [query.key[0] for query in batch], batch[0].key[1]))
-        await asyncio.wait([search])
-        self._running = {}
+        await self._ask_parts(batch)
         seconds = time.perf_counter() - start
         self._measures.search.observe(seconds)
-        if error := search.exception():
-            for query in batch:
-                self._fail(query, SearchFailed(error))
-            return
         rate = len(batch) / max(seconds, 1e-6)
         self._rate = rate if self._rate is None else 0.8 * self._rate + 0.2 * rate
+
+    async def _ask_parts(self, batch: list[_Query]) -> None:
+        """Ask for a batch, and where that fails for its halves, so that only queries that fail alone do."""
+        search = self._thread.run(partial(self._search, [query.key[0] for query in batch], batch[0].key[1]))
+        await asyncio.wait([search])
+        error = search.exception()
+        if error and len(batch) > 1:
+            middle = len(batch) // 2
+            await self._ask_parts(batch[:middle])
+            await self._ask_parts(batch[middle:])
+            return
+        for query in batch:  # whoever asks from now on must not join what is done
+            del self._running[query.key]
+        if error:
+            log.error("a search failed; the requests for it get status 500", exc_info=error)
+            self._fail(batch[0], SearchFailed(error))
+            return
         for query, hits in zip(batch, search.result(), strict=True):
             self._answer(query, hits)
 
@@ -266,7 +277,7 @@ class _Thread:
             try:
                 answers = job()
             except Exception as error:
-                log.exception("a search failed; the requests of its batch get status 500")
+                log.debug("a batch failed", exc_info=True)  # told in full where a query of it fails alone
                 done.set_exception(error)
             else:
                 done.set_result(answers)

@@ -75,9 +75,14 @@ def load_encoder(settings: EncoderSettings, *, device: str | None = None, batch_
     Raises:
         IndexProblem: It can't be loaded.
     """
-    if _IMPORT_PATH.fullmatch(settings.model):
+    if is_import_path(settings.model):
         return _imported(settings.model)
     return SentenceEncoder(settings, device=device, batch_size=batch_size)
+
+
+def is_import_path(model: str) -> bool:
+    """Whether this is `package.module:name`: code to run, and no model's id or folder."""
+    return _IMPORT_PATH.fullmatch(model) is not None
 
 
 def embed(encoder: Encoder, texts: Sequence[str], *, queries: bool, normalise: bool) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 from verl_drmas.retrieval.corpus import Corpus
 from verl_drmas.retrieval.dense import VectorIndex
-from verl_drmas.retrieval.encoder import Encoder, EncoderSettings, embed, load_encoder
+from verl_drmas.retrieval.encoder import Encoder, EncoderSettings, embed, is_import_path, load_encoder
 from verl_drmas.retrieval.errors import IndexProblem
 from verl_drmas.retrieval.fusion import Ranking, fuse
 from verl_drmas.retrieval.manifest import Manifest
@@ -62,9 +62,11 @@ class SearchIndex:
         return [[Hit(self._corpus[row], score) for row, score in ranking] for ranking in rankings]
 
     def describe(self) -> dict[str, Any]:
-        """What it is and how it was built, as plain values."""
-        about = {"folder": str(self._folder), "kind": self.kind, "passages": len(self), **self._manifest.settings}
+        """What it is and how it was built, as plain values; of this machine's folders the last names only."""
+        about = {"folder": _last(self._folder.resolve()), "kind": self.kind, "passages": len(self)}
+        about |= self._manifest.settings
         if self._vectors:
+            about["encoder"] = {**about["encoder"], "model": _last(Path(about["encoder"]["model"]))}
             about |= self._vectors.describe()
         device = getattr(self._encoder, "device", None)
         return about if device is None else {**about, "encoder_on": str(device)}
@@ -85,7 +87,8 @@ def open_index(
         device: Where the encoder runs; None takes a GPU where there is one.
         faiss_gpu: Move the vectors to the GPUs.
         encoder: Used for queries in place of the one the index was built with, which may lie elsewhere now: itself, or
-            its id, folder or import path.
+            its id, folder or import path. An import path must be given here: one that an index names is not imported,
+            for indexes come from elsewhere, and importing runs code.
         batch_size: Queries encoded at once.
 
     Raises:
@@ -105,9 +108,11 @@ def open_index(
         )
     words = vectors = None
     if manifest.kind == "words":
-        encoder = None
-        if faiss_gpu:
-            raise IndexProblem(f"{folder}: is an index of words, which no GPU serves; leave out faiss_gpu")
+        given = [name for name, value in (("encoder", encoder), ("device", device), ("faiss_gpu", faiss_gpu)) if value]
+        if given:
+            raise IndexProblem(
+                f"{folder}: is an index of words, which needs no encoder and no GPU; leave out {' and '.join(given)}"
+            )
     else:
         encoder = _encoder(folder, manifest, encoder, device, batch_size)
         vectors = VectorIndex.open(folder, len(corpus), encoder.dim, gpu=faiss_gpu)
@@ -124,7 +129,17 @@ def _encoder(
         return encoder
     if encoder:
         settings = EncoderSettings(**{**manifest.settings["encoder"], "model": encoder})
+    elif is_import_path(settings.model):
+        raise IndexProblem(
+            f"{folder}: its encoder is code, {settings.model!r}, which is not run on an index's word; if you trust it, "
+            f"name it: --encoder {settings.model}"
+        )
     return load_encoder(settings, device=device, batch_size=batch_size)
+
+
+def _last(path: Path) -> str:
+    """A folder of this machine by its last name; anything else as it is."""
+    return path.name if path.is_absolute() else str(path)
 
 
 def _settings(folder: Path, manifest: Manifest, name: str, kind: type) -> Any:

@@ -12,8 +12,16 @@ import typer
 if TYPE_CHECKING:
     from verl_drmas.retrieval.build import BuildReport, Progress
 
+WORDS = ("stemmer", "stopwords", "k1", "b")
+HNSW = ("hnsw_m", "ef_construction", "ef_search")
+IVF = ("nlist", "nprobe")
+VECTORS = ("faiss_kind", *HNSW, *IVF)
+EMBEDDING = ("batch_size", "shard_size")
+ENCODING = ("encoder", "query_prefix", "passage_prefix", "pooling", "max_length", "normalise", "device")
+
 
 def index_command(
+    context: typer.Context,
     inputs: Annotated[
         list[Path],
         typer.Argument(
@@ -21,7 +29,18 @@ def index_command(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the index.", metavar="FOLDER")],
-    kind: Annotated[str, typer.Option(help="words (BM25), dense (vectors) or hybrid (both).")] = "words",
+    kind: Annotated[
+        str,
+        typer.Option(help="words (BM25), dense (vectors; for text without spaces between words) or hybrid (both)."),
+    ] = "words",
+    stemmer: Annotated[
+        str, typer.Option(help="words: language that brings them to their stems (Snowball's), or none.")
+    ] = "english",
+    stopwords: Annotated[
+        str, typer.Option(help="words: language whose most frequent ones are left out, or none.")
+    ] = "english",
+    k1: Annotated[float, typer.Option(help="words: how much one that is repeated counts.")] = 1.5,
+    b: Annotated[float, typer.Option(help="words: how much long passages are held back, 0 to 1.")] = 0.75,
     encoder: Annotated[
         str | None, typer.Option(help="Hugging Face id or folder of an encoder, or package.module:name.")
     ] = None,
@@ -48,8 +67,10 @@ def index_command(
     from verl_drmas.retrieval.build import IndexSettings, build_index
     from verl_drmas.retrieval.dense import VectorSettings
     from verl_drmas.retrieval.encoder import EncoderSettings
+    from verl_drmas.retrieval.words import WordsSettings
 
     with _one_line_errors():
+        _refuse_idle(context, kind, faiss_kind, taken=faiss is not None)
         vectors = VectorSettings(faiss_kind, hnsw_m, ef_construction, ef_search, nlist, nprobe)
         reads = None
         if encoder is not None:
@@ -57,6 +78,7 @@ def index_command(
             reads = EncoderSettings(model, query_prefix, passage_prefix, pooling, max_length, normalise)
         settings = IndexSettings(
             kind=kind,
+            words=WordsSettings(k1, b, *(None if name == "none" else name for name in (stopwords, stemmer))),
             encoder=reads,
             vectors=vectors,
             faiss_file=None if faiss is None else str(faiss),
@@ -65,6 +87,30 @@ def index_command(
         with _bars() as progress:
             report = build_index(inputs, output, settings, progress, force=force, device=device, batch_size=batch_size)
     typer.echo(_summary(report, output))
+
+
+def _refuse_idle(context: typer.Context, kind: str, faiss_kind: str, *, taken: bool) -> None:
+    """Refuse options that were given and would do nothing.
+
+    Raises:
+        ValueError: One line that names them.
+    """
+    idle: dict[str, tuple[str, ...]] = {}
+    if kind == "words":
+        idle["--kind words"] = (*ENCODING, "faiss", *VECTORS, *EMBEDDING)
+    elif kind == "dense":
+        idle["--kind dense"] = WORDS
+    if taken:
+        idle["--faiss"] = (*VECTORS, *EMBEDDING)
+    elif faiss_kind in ("flat", "hnsw", "ivf"):
+        others = {"hnsw": IVF, "ivf": HNSW}.get(faiss_kind, HNSW + IVF)
+        idle[f"--faiss-kind {faiss_kind}"] = others
+    for because, names in idle.items():
+        sources = {name: context.get_parameter_source(name) for name in names}
+        given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+        if given:
+            options = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise ValueError(f"with {because} these do nothing: {options}; leave them out, or change {because}")
 
 
 def _summary(report: BuildReport, output: Path) -> str:

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from verl_drmas.retrieval.counts import no_counts
 from verl_drmas.retrieval.errors import IndexProblem, QueryRejected
 from verl_drmas.retrieval.index import SearchIndex, open_index
 from verl_drmas.retrieval.manifest import Manifest
@@ -22,7 +23,8 @@ class LocalRetriever(Retriever):
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
-        self._counts = _no_counts()
+        self._place: Path | None = None
+        self._counts = no_counts()
 
     async def search(self, query: str, k: int) -> list[Hit]:
         """The best passages for a query, best first.
@@ -38,25 +40,34 @@ class LocalRetriever(Retriever):
         except QueryRejected:
             self._counts["rejected"] += 1
             raise
-        shared = _shared(self._folder)
+        shared = self._shared()
         found = await asyncio.get_running_loop().run_in_executor(shared.thread, shared.search, query, k)
         self._counts["seconds"] += time.perf_counter() - started
         return found
 
-    def check(self) -> str:
-        """Open the index; says how many passages it has.
+    def check(self, k: int = 1) -> str:
+        """Open the index and search it once; says how many passages it has.
+
+        Args:
+            k: Passages the run will ask for.
 
         Raises:
             IndexProblem: The index can't be used.
         """
-        shared = _shared(self._folder)
+        shared = self._shared()
         index = shared.thread.submit(shared.index).result()
+        shared.thread.submit(shared.search, "the capital of a country", k).result()
         return f"{self._folder}: {len(index):,} passages, searched by words in this process"
 
     def report(self) -> dict[str, float]:
         """Since the last report, under the names that the client of a server uses."""
-        counts, self._counts = self._counts, _no_counts()
+        counts, self._counts = self._counts, no_counts()
         return counts
+
+    def _shared(self) -> _Shared:
+        if self._place is None:  # once: it asks the disk, and searches come from an event loop
+            self._place = self._folder.resolve()
+        return _shared(self._place)
 
 
 class _Shared:
@@ -86,16 +97,11 @@ _open: dict[Path, _Shared] = {}
 _opening = threading.Lock()
 
 
-def _shared(folder: Path) -> _Shared:
-    place = folder.resolve()
+def _shared(place: Path) -> _Shared:
     with _opening:
         if place not in _open:
             _open[place] = _Shared(place)
         return _open[place]
-
-
-def _no_counts() -> dict[str, float]:
-    return dict.fromkeys(("calls", "retries", "outages", "rejected", "seconds"), 0.0)
 
 
 def _check_query(query: str) -> None:

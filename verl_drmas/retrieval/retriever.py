@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from verl_drmas.retrieval.errors import IndexProblem
 from verl_drmas.retrieval.passages import Hit
 from verl_drmas.retrieval.settings import RetrievalSettings
 
@@ -21,12 +22,15 @@ class Retriever(ABC):
             RetrievalOutage: There is no answer, after every attempt.
         """
 
-    def check(self) -> str:
+    def check(self, k: int = 1) -> str:
         """Look once, before a run starts, whether searches can work; returns one line on what was found.
+
+        Args:
+            k: Passages that the run will ask for.
 
         Raises:
             IndexProblem: The index can't be used.
-            RetrievalOutage: No server answers.
+            RetrievalOutage: No server answers a search.
         """
         return type(self).__name__
 
@@ -40,11 +44,18 @@ class Retriever(ABC):
 
 
 def open_retriever(settings: RetrievalSettings) -> Retriever:
-    """The retriever that the settings name; nothing is loaded or asked yet."""
+    """The retriever that the settings name; nothing is loaded or asked yet.
+
+    Raises:
+        IndexProblem: Libraries are missing.
+    """
     if settings.local is not None:
         from verl_drmas.retrieval.local import LocalRetriever
 
         return LocalRetriever(Path(settings.local).expanduser())
-    from verl_drmas.retrieval.client import RetrievalClient
+    try:
+        from verl_drmas.retrieval.client import RetrievalClient
+    except ImportError as error:
+        raise IndexProblem(f"retrieval.urls needs libraries ({error}); pip install 'verl-drmas[search]'") from error
 
     return RetrievalClient(settings)

@@ -27,6 +27,7 @@ def serve_command(
     host: Annotated[str, typer.Option(help="Address to listen on; anyone who reaches it may search.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one and says which.", min=0, max=65535)] = 8000,
     topk: Annotated[int, typer.Option(help="Passages a query gets where the request names no number.")] = _D.topk,
+    max_topk: Annotated[int, typer.Option(help="Most passages a request may ask for.")] = _D.max_topk,
     max_batch: Annotated[int, typer.Option(help="Most queries the index is asked at once.")] = _D.max_batch,
     max_wait_ms: Annotated[
         float, typer.Option(help="Milliseconds an idle server waits for more queries after one.")
@@ -38,7 +39,11 @@ def serve_command(
     device: Annotated[str | None, typer.Option(help="Device of the encoder, such as cuda:0; default its own.")] = None,
     faiss_gpu: Annotated[bool, typer.Option("--faiss-gpu", help="Hold the vectors on the GPU.")] = False,
     encoder: Annotated[
-        str | None, typer.Option(help="Encoder instead of the index's own.", metavar="IMPORT_PATH")
+        str | None,
+        typer.Option(
+            help="Encoder instead of the index's own: its id, folder or package.module:name; the latter is imported "
+            "only when it is named here."
+        ),
     ] = None,
     grace: Annotated[float, typer.Option(help="Seconds that running requests get at the end.", min=0)] = 30.0,
 ) -> None:
@@ -46,6 +51,7 @@ def serve_command(
     try:
         settings = ServerSettings(
             topk=topk,
+            max_topk=max_topk,
             max_batch=max_batch,
             max_wait_ms=max_wait_ms,
             max_queue=max_queue,
@@ -53,6 +59,7 @@ def serve_command(
             max_query_chars=max_query_chars,
             cache=cache,
         )
+        _check_libraries()
         bound = bind(host, port)
         with bound:
             from verl_drmas.retrieval.index import open_index
@@ -66,6 +73,20 @@ def serve_command(
     except (ValueError, ImportError, OSError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(1) from error
+
+
+def _check_libraries() -> None:
+    """Before an index is loaded, which may take minutes.
+
+    Raises:
+        IndexProblem: One is missing.
+    """
+    try:
+        import uvicorn  # noqa: F401
+
+        import verl_drmas.retrieval.app  # noqa: F401
+    except ImportError as error:
+        raise IndexProblem(f"a server needs libraries ({error}); pip install 'verl-drmas[retriever]'") from error
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -24,7 +24,7 @@ class Refused(Exception):
 
     Attributes:
         status: HTTP status.
-        reason: Short name of the reason, for the metrics.
+        reason: Short name of the reason, for the metrics and for clients.
         text: One line for the caller.
         retry_after: Seconds after which to come again, if that can help.
     """
