@@ -12,11 +12,11 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet $(PIP_ARGS)
 PYTEST = timeout --kill-after=30 $(1) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-.PHONY: help install train train-separate train-heterogeneous train-search test test-fast lint drills bench
+.PHONY: help install train train-separate train-heterogeneous train-search train-delegate test test-fast lint drills bench
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make install | train | train-separate | train-heterogeneous | train-search | test | test-fast | lint | drills | bench"
+	@echo "make install | train | train-separate | train-heterogeneous | train-search | train-delegate | test | test-fast | lint | drills | bench"
 
 install: $(STAMP)
 
@@ -36,8 +36,8 @@ train: $(STAMP)
 train-separate train-heterogeneous: train-%: $(STAMP)
 	PATH="$(BIN):$$PATH" recipes/cpu_arithmetic/run.sh --mapping $* $(TRAIN_ARGS)
 
-train-search: $(STAMP)
-	PATH="$(BIN):$$PATH" recipes/cpu_search/run.sh $(TRAIN_ARGS)
+train-search train-delegate: train-%: $(STAMP)
+	PATH="$(BIN):$$PATH" recipes/cpu_$*/run.sh $(TRAIN_ARGS)
 
 test: test-fast
 	$(call PYTEST,2400) -m "end_to_end and not drill and not benchmark"

@@ -201,7 +201,7 @@ def test_an_unknown_estimator_is_refused(make, estimator, hint):
     assert line.startswith(f"algorithm.adv_estimator={estimator}: unknown; {hint}")
 
 
-@pytest.mark.parametrize("estimator", ["drmas", "grpo_team"])
+@pytest.mark.parametrize("estimator", ["drmas", "grpo_team", "mgrpo"])
 def test_an_estimator_with_groups_of_its_own_takes_no_group_by(make, estimator):
     line = refusal(make(**{"algorithm.adv_estimator": estimator, "drmas.group_by": "agent"}))
     assert line == f"drmas.group_by=agent: {estimator} sets its own groups; drop one of the two"
@@ -247,6 +247,14 @@ def test_the_estimator_that_the_check_fills_in_is_not_for_users(make, group_by):
     assert line.startswith("algorithm.adv_estimator=drmas_per_agent: is set by the check; ")
 
 
+# What M-GRPO's weights need of verl's loss and of the number of updates.
+MGRPO = {
+    "algorithm.adv_estimator": "mgrpo",
+    "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
+    "drmas.updates_per_step": 1,
+}
+PHYSICAL = {**MGRPO, "drmas.alignment.copies": "physical"}
+
 REFUSED = {
     "algorithm.filter_groups.metric": [
         {"algorithm.filter_groups.enable": True},
@@ -260,10 +268,12 @@ REFUSED = {
         }
     ],
     "algorithm.rollout_correction.rollout_is": [
-        {"algorithm.rollout_correction.rollout_is": "token", "drmas.advantage.balance": "agent"}
+        {"algorithm.rollout_correction.rollout_is": "token", "drmas.advantage.balance": "agent"},
+        {**MGRPO, "algorithm.rollout_correction.rollout_is": "sequence"},
     ],
     "algorithm.rollout_correction.bypass_mode": [
-        {"algorithm.rollout_correction.bypass_mode": True, "drmas.advantage.balance": "session"}
+        {"algorithm.rollout_correction.bypass_mode": True, "drmas.advantage.balance": "session"},
+        {**MGRPO, "algorithm.rollout_correction.bypass_mode": True},
     ],
     "algorithm.rollout_correction.rollout_is_batch_normalize": [
         {
@@ -304,6 +314,27 @@ REFUSED = {
     f"{ROLLOUT}.calculate_log_probs": [
         {f"{ROLLOUT}.calculate_log_probs": False, "drmas.agents.verifier.trainable": False}
     ],
+    "actor_rollout_ref.actor.use_kl_loss": [{**MGRPO, "actor_rollout_ref.actor.use_kl_loss": True}],
+    "actor_rollout_ref.actor.loss_agg_mode": [
+        {**MGRPO, "actor_rollout_ref.actor.loss_agg_mode": mode} for mode in ("token-mean", "token-sum")
+    ],
+    "actor_rollout_ref.actor.policy_loss.loss_mode": [
+        {**MGRPO, "actor_rollout_ref.actor.policy_loss.loss_mode": mode} for mode in ("geo_mean", "clip_cov", "kl_cov")
+    ],
+    "actor_rollout_ref.actor.entropy_coeff": [{**MGRPO, "actor_rollout_ref.actor.entropy_coeff": 0.001}],
+    "drmas.updates_per_step": [
+        {**MGRPO, "drmas.updates_per_step": 2},
+        {
+            **MGRPO,
+            "drmas.updates_per_step": None,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
+        },  # verl's way: 4 / 2
+        {**MGRPO, "drmas.models": {"base": {"updates_per_step": 2}}},
+    ],
+    "drmas.advantage.balance": [
+        {**MGRPO, "drmas.advantage.balance": "agent"},
+        {**PHYSICAL, "drmas.advantage.balance": "session"},
+    ],
 }
 ACCEPTED = [
     {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "outcome"},
@@ -323,6 +354,16 @@ ACCEPTED = [
     },
     {f"{ROLLOUT}.calculate_log_probs": False},
     {"drmas.agents.verifier.trainable": False},
+    MGRPO,
+    {**MGRPO, "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-sum-norm"},
+    {**MGRPO, "actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"},
+    {**MGRPO, "drmas.updates_per_step": None, "actor_rollout_ref.actor.ppo_mini_batch_size": 4},
+    {**MGRPO, "algorithm.norm_adv_by_std_in_grpo": False, "algorithm.use_kl_in_reward": True},
+    {**MGRPO, "actor_rollout_ref.actor.ppo_epochs": 2},  # each epoch is one update over the whole batch
+    {**MGRPO, "drmas.updates_per_step": 2, "drmas.models": {"base": {"updates_per_step": 1}}},
+    {**MGRPO, "drmas.agents.verifier.trainable": False},
+    {**MGRPO, "drmas.alignment.mode": "expected", "drmas.alignment.target": "auto"},
+    {**PHYSICAL, "drmas.updates_per_step": 2, "actor_rollout_ref.actor.loss_agg_mode": "token-mean"},
 ]
 
 
@@ -351,6 +392,65 @@ def test_a_switch_that_is_supported_passes(make, changes):
     assert switch_refusals(config, read_section(config)) == []
     assert estimator_refusals(config, read_section(config)) == []
     prepare(config)
+
+
+def test_verls_own_way_of_averaging_is_refused_with_mgrpo_and_the_fix_named(make):
+    """A user who only names the estimator."""
+    line = refusal(make(**{"algorithm.adv_estimator": "mgrpo"}))
+    assert line == (
+        "actor_rollout_ref.actor.loss_agg_mode=token-mean: mgrpo needs one of seq-mean-token-sum, "
+        "seq-mean-token-sum-norm, seq-mean-token-mean, where a weight is as good as copies; or set "
+        "drmas.alignment.copies=physical"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("actor_rollout_ref.actor.loss_agg_mode", "token-mean"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "clip_cov"),
+        ("actor_rollout_ref.actor.use_kl_loss", True),
+        ("actor_rollout_ref.actor.entropy_coeff", 0.001),
+        ("algorithm.rollout_correction.rollout_is", "token"),
+        ("algorithm.rollout_correction.bypass_mode", True),
+        ("drmas.updates_per_step", 2),
+    ],
+)
+def test_physical_copies_lift_what_weights_can_not_do(make, key, value):
+    weights, physical = make(**{**MGRPO, key: value}), make(**{**PHYSICAL, key: value})
+    (line,) = switch_refusals(weights, read_section(weights))
+    assert line.startswith(f"{key}={value}: ") and "drmas.alignment.copies=physical" in line
+    assert switch_refusals(physical, read_section(physical)) == []
+
+
+def test_mgrpo_is_held_against_every_trained_model_and_no_other(make):
+    """A frozen model has no loss, and takes no settings of one."""
+    own = {"actor": {"loss_agg_mode": "seq-mean-token-mean"}}
+    models = {"drmas.agents.solver.model": "a", "drmas.agents.verifier.model": "b", "drmas.updates_per_step": 1}
+    models["algorithm.adv_estimator"] = "mgrpo"
+    prepare(make(**models, **{"drmas.models": {"a": {"actor_rollout_ref": own}, "b": {"trainable": False}}}))
+    line = refusal(make(**models, **{"drmas.models": {"a": {"actor_rollout_ref": own}, "b": {}}}))
+    assert line.startswith("model b: actor_rollout_ref.actor.loss_agg_mode=token-mean: mgrpo needs one of ")
+    twice = {"a": {"actor_rollout_ref": own}, "b": {"actor_rollout_ref": own, "updates_per_step": 2}}
+    assert refusal(make(**models, **{"drmas.models": twice})).startswith("drmas.updates_per_step=1: mgrpo's weights ")
+
+
+def test_bare_keys_with_mgrpo_are_refused_under_sync(make):
+    line = refusal(make("stock", **{"algorithm.adv_estimator": "mgrpo"}))
+    assert line == f"{MODE} is 'sync', but algorithm.adv_estimator=mgrpo needs agent ids: set {MODE}=drmas_sync"
+
+
+def test_mgrpo_needs_a_workflow(make):
+    line = refusal(make("rows", **MGRPO))
+    assert line == (
+        "algorithm.adv_estimator=mgrpo: only a workflow says who the sub-agents are; set drmas.workflow.name"
+    )
+
+
+def test_fractions_of_copies_are_no_rows(make):
+    assert refusal(make(**PHYSICAL, **{"drmas.alignment.mode": "expected"})) == (
+        "drmas.alignment.copies is 'physical', but mode 'expected' has fractions of copies; choose sample, or weights"
+    )
 
 
 # -- the team ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,17 @@ from dataclasses import asdict
 
 import pytest
 
-from verl_drmas.config import AdvantageConfig, AgentConfig, ConfigError, DrmasConfig, ModelConfig, nearest, parse
+from verl_drmas.config import (
+    AdvantageConfig,
+    AgentConfig,
+    AlignmentConfig,
+    ConfigError,
+    DrmasConfig,
+    ModelConfig,
+    StageConfig,
+    nearest,
+    parse,
+)
 
 AGENT = {"solver": {"model": "base"}}
 
@@ -26,6 +36,7 @@ def test_defaults(section):
     assert config.updates_per_step is None and config.request_seed is None
     assert config.advantage == AdvantageConfig("inside", "none", 1, 1e-6, 0.0, "zero", "zero", True)
     assert config.faults.max_failed_share == 0.1
+    assert config.alignment == AlignmentConfig(8, "sample", "weights", 10) and config.curriculum == []
 
 
 def test_a_full_section_becomes_typed():
@@ -103,6 +114,40 @@ def test_an_agent_that_is_not_listed_is_on_the_first_model():
             "drmas.advantage.penalty: 'Inside' is not valid: input should be 'inside' or 'outside'",
         ),
         ({"advantage": {"ddof": 2}}, "drmas.advantage.ddof: 2 is not valid: input should be 0 or 1"),
+        ({"alignment": {"taget": 8}}, "drmas.alignment.taget: unknown key; did you mean 'target'?"),
+        (
+            {"alignment": {"mode": "samples"}},
+            "drmas.alignment.mode: 'samples' is not valid: input should be 'sample', 'expected', 'mask' or 'none'",
+        ),
+        (
+            {"alignment": {"copies": "physical", "mode": "expected"}},
+            "drmas.alignment.copies is 'physical', but mode 'expected' has fractions of copies; choose sample, or "
+            "weights",
+        ),
+        (
+            {"curriculum": [{"name": "format", "files": [], "until_step": 3}]},
+            "drmas.curriculum.0.files is empty; name the stage's data files",
+        ),
+        (
+            {"curriculum": [{"name": "format", "files": ["a"], "until_metric": "m"}]},
+            "drmas.curriculum.0.until_metric and above belong together; set both or neither",
+        ),
+        (
+            {"curriculum": [{"name": "format", "files": ["a"], "above": 0.5}]},
+            "drmas.curriculum.0.until_metric and above belong together; set both or neither",
+        ),
+        (
+            {"curriculum": [{"name": "easy", "files": ["a"]}, {"name": "hard", "files": ["b"]}]},
+            "drmas.curriculum: stage 'easy' never ends; set until_step or until_metric",
+        ),
+        (
+            {"curriculum": [{"name": "easy", "files": ["a"], "until_step": 3}]},
+            "drmas.curriculum: stage 'easy' is the last and ends; drop until_step and until_metric",
+        ),
+        (
+            {"curriculum": [{"name": "easy", "files": ["a"], "until_stp": 3}]},
+            "drmas.curriculum.0.until_stp: unknown key; did you mean 'until_step'?",
+        ),
         (
             {"models": {"base": None}},
             "drmas.models.base: None is not valid: a section is needed, such as `base: {...}`",
@@ -143,10 +188,11 @@ def test_a_temperature_must_be_above_zero(temperature):
         ("faults.max_failed_share", 1.1),
         ("faults.session_timeout", 0.0),
         ("faults.poll_health", -1.0),
+        ("alignment.auto_steps", 0),
     ],
 )
 def test_a_value_out_of_its_range_is_refused(key, value):
-    section = {"agents": {"solver": {"model": "base", "sampling": {}}}, "advantage": {}, "faults": {}}
+    section = {"agents": {"solver": {"model": "base", "sampling": {}}}, "advantage": {}, "faults": {}, "alignment": {}}
     *path, last = key.split(".")
     place = section
     for part in path:
@@ -174,3 +220,22 @@ def test_nearest_names_one_or_all():
 def test_a_section_survives_the_way_through_plain_containers():
     config = parse({"agents": AGENT, "updates_per_step": 2})
     assert parse(asdict(config)) == config
+
+
+@pytest.mark.parametrize("target", [0, -1, "automatic", 1.5])
+def test_a_target_is_a_whole_number_or_auto(target):
+    line = refusal({"alignment": {"target": target}})
+    assert line.startswith("drmas.alignment.target") and repr(target) in line
+    assert [parse({"alignment": {"target": t}}).alignment.target for t in ("auto", 3)] == ["auto", 3]
+
+
+def test_stages_follow_each_other():
+    stages = [
+        {"name": "format", "files": ["a"], "until_step": 20},
+        {"name": "easy", "files": ["b"], "until_metric": "m", "above": 0.9},
+        {"name": "hard", "files": ["c", "d"]},
+    ]
+    curriculum = parse({"curriculum": stages}).curriculum
+    assert [stage.ends for stage in curriculum] == [True, True, False]
+    assert curriculum[1] == StageConfig("easy", ["b"], None, "m", 0.9, 5)
+    assert parse(asdict(parse({"curriculum": stages}))).curriculum == curriculum

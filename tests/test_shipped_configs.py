@@ -13,7 +13,10 @@ NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
 # What a configuration leaves to the command line, beside model and data.
-OWED = {"cpu_search": ["drmas.workflow.retrieval.local=index"]}
+OWED = {
+    "cpu_search": ["drmas.workflow.retrieval.local=index"],
+    "cpu_delegate": ["drmas.workflow.tools.search.retrieval.local=index"],
+}
 
 
 @pytest.fixture(scope="module", params=NAMES)

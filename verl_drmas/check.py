@@ -23,8 +23,9 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_drmas.advantage import ESTIMATORS
 from verl_drmas.compose import check_composed, compose_models, policy_config
 from verl_drmas.config import AgentConfig, ConfigError, DrmasConfig, nearest, parse
+from verl_drmas.data.stages import check_curriculum, stage_files
 from verl_drmas.placement import Pool, check_cluster, check_placement, placement
-from verl_drmas.support import GROUP_ESTIMATORS, PER_AGENT, estimator_refusals, get, switch_refusals
+from verl_drmas.support import GROUP_ESTIMATORS, PER_AGENT, estimator_refusals, get, is_mgrpo, switch_refusals
 from verl_drmas.workflows import Workflow, load_workflow
 
 MODE = "drmas_sync"
@@ -54,6 +55,12 @@ class Prepared:
     pools: dict[str, Pool] = field(default_factory=dict)
     found: str = ""
 
+    def agents(self) -> tuple[str, ...]:
+        """The team; the agents that are listed, or `default`, of a stock agent loop."""
+        if self.workflow is None:
+            return tuple(self.section.agents) or ("default",)
+        return build_workflow(self.section).agents
+
     def activations(self) -> dict[str, tuple[int, int]]:
         """Fewest and most activations of each agent in a session; empty if nobody can tell."""
         if self.workflow is None:
@@ -74,6 +81,7 @@ def prepare(config: DictConfig) -> Prepared:
             check_machine(policy)
             check_model(policy)
             check_start(prepared.section.models[model_id].init_from, policy)
+    check_curriculum(config, prepared.section)
     check_data(config, prepared.workflow, seeded=prepared.section.request_seed is not None)
     prepared.found = check_tools(prepared)
     return prepared
@@ -94,7 +102,7 @@ def _prepare(config: DictConfig, *, compose: bool) -> Prepared:
     mode = get(config, "trainer.v1.trainer_mode")
     estimator = str(get(config, "algorithm.adv_estimator", "gae"))
     if mode != MODE:
-        if estimator in ESTIMATORS or "drmas" in config:
+        if estimator in ESTIMATORS or is_mgrpo(config) or "drmas" in config:
             what = "a drmas section" if "drmas" in config else f"algorithm.adv_estimator={estimator}"
             raise ConfigError(
                 f"trainer.v1.trainer_mode is {mode!r}, but {what} needs agent ids: set trainer.v1.trainer_mode={MODE}"
@@ -218,20 +226,20 @@ def check_team(section: DrmasConfig) -> type[Workflow] | None:
             raise ConfigError(f"drmas.workflow.{key}: unknown key; {nearest(key, cls.setting_names())}")
     parse(settings, cls.Settings, "drmas.workflow", strict=True)
     try:
-        cls(cls.Settings(**settings))
-    except (TypeError, ValueError) as error:
+        agents = build_workflow(section).agents
+    except (TypeError, ValueError, ImportError) as error:
         raise ConfigError(f"drmas.workflow: {error}") from None
     model = next(iter(section.models))
-    for agent_id in cls.agents:
+    for agent_id in agents:
         if agent_id not in section.agents:
             raise ConfigError(
                 f"drmas.agents: workflow {name!r} needs agent {agent_id!r}, which has no model; "
                 f"add `{agent_id}: {{model: {model}}}`"
             )
     for agent_id in section.agents:
-        if agent_id not in cls.agents:
+        if agent_id not in agents:
             raise ConfigError(
-                f"drmas.agents.{agent_id}: workflow {name!r} has no such agent; {nearest(agent_id, cls.agents)}"
+                f"drmas.agents.{agent_id}: workflow {name!r} has no such agent; {nearest(agent_id, agents)}"
             )
     return cls
 
@@ -267,6 +275,8 @@ def _fill(config: DictConfig, prepared: Prepared, estimator: str) -> None:
     }
     if prepared.workflow is not None:
         wanted["actor_rollout_ref.rollout.agent.default_agent_loop"] = LOOP_NAME
+    if section.curriculum:
+        wanted["data.train_files"] = stage_files(section)
     if any(agent.sampling.stop for agent in section.agents.values()):
         wanted["actor_rollout_ref.rollout.skip_tokenizer_init"] = False  # the engine looks for the strings in text
     if section.group_by == "agent" and estimator in GROUP_ESTIMATORS:
@@ -377,6 +387,8 @@ def check_data(config: DictConfig, workflow: type[Workflow] | None, *, seeded: b
     prompt_key = get(config, "data.prompt_key", "prompt")
     needs_answer = workflow is not None and workflow.needs_answer  # a stock loop scores as it likes
     for key in ("data.train_files", "data.val_files"):
+        if key == "data.train_files" and get(config, "drmas.curriculum"):
+            continue  # `check_curriculum` has looked at them stage by stage
         value = get(config, key)
         if value is None:
             raise ConfigError(f"{key} is not set")

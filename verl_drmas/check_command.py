@@ -23,7 +23,7 @@ from verl_drmas.check import Prepared, prepare
 from verl_drmas.compose import default_updates
 from verl_drmas.config import ConfigError
 from verl_drmas.placement import pool_of, server_size
-from verl_drmas.support import SWITCHES, get
+from verl_drmas.support import SWITCHES, get, is_mgrpo
 
 
 def main(arguments: Sequence[str], console: Console | None = None) -> int:
@@ -41,6 +41,10 @@ def main(arguments: Sequence[str], console: Console | None = None) -> int:
         console.print(f"model {model_id}: {get(policy, 'actor_rollout_ref.model.path')}", markup=False, soft_wrap=True)
     filled = ", ".join(f"{k}={v}" for k, v in prepared.filled.items()) or "nothing"
     console.print(f"filled in: {filled}", markup=False, soft_wrap=True)
+    advantage = prepared.section.advantage
+    if is_mgrpo(config) and (advantage.ddof, advantage.eps) != (0, 0.0):
+        line = f"drmas.advantage: ddof={advantage.ddof}, eps={advantage.eps:g}; M-GRPO's paper has ddof=0 and eps=0"
+        console.print(line, markup=False, soft_wrap=True)
     if prepared.found:
         console.print(f"tools: {prepared.found}", markup=False, soft_wrap=True)
     for line in switched(config):
@@ -93,8 +97,7 @@ def team_table(config: DictConfig, prepared: Prepared) -> Table:
         table.add_column(column)
     section, rollout = prepared.section, "actor_rollout_ref.rollout"
     policies = prepared.policies
-    agents = prepared.workflow.agents if prepared.workflow else tuple(section.agents) or ("default",)
-    for agent_id in agents:
+    for agent_id in prepared.agents():
         agent = section.agent(agent_id)
         own = agent.sampling
         table.add_row(
@@ -120,6 +123,9 @@ def group_of(config: DictConfig, prepared: Prepared) -> str:
     estimator = str(get(config, "algorithm.adv_estimator"))
     if prepared.base_estimator:
         return f"{prepared.base_estimator} per prompt and agent"
+    if is_mgrpo(config):
+        alignment = prepared.section.alignment
+        return f"per prompt and agent; sub-agents aligned to {alignment.target} ({alignment.mode})"
     switches = ESTIMATORS.get(estimator)
     if switches is None:
         return estimator

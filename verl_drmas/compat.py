@@ -105,6 +105,36 @@ NAMES: tuple[Name, ...] = (
     Name(_LOOP, "register", "registering the agent loop", "agent_name"),
     Name("verl.workers.engine.base", "EngineRegistry.register", "the CPU engine", "model_type backend device"),
     Name("verl.plugin.platform", "PlatformRegistry.register", "the CPU platform", "platform"),
+    # -- tools
+    Name(_LOOP, "ToolListWrap", "the tools that verl's worker has loaded"),
+    Name(
+        "verl.experimental.agent_loop.tool_parser",
+        "ToolParser",
+        "reading calls in the model's own format",
+        members={
+            "get_tool_parser": "name tokenizer",
+            "extract_tool_calls": "responses_ids tools",
+            "stop_token_ids": "",
+        },
+        attributes="tokenizer",
+    ),
+    Name("verl.experimental.agent_loop.tool_parser", "FunctionCall", "calls as verl's parsers give them"),
+    Name(
+        "verl.tools.base_tool",
+        "BaseTool",
+        "tools of verl's registry",
+        members={"create": "", "execute": "instance_id parameters", "release": "instance_id"},
+        attributes="name tool_schema",
+    ),
+    Name("verl.tools.function_tool", "FunctionTool", "function tools of verl's registry", members={"call": ""}),
+    Name("verl.tools.function_tool", "normalize_function_tool_return", "what a function tool gives"),
+    Name("verl.tools.schemas", "OpenAIFunctionToolSchema", "schemas as verl's parsers take them"),
+    Name("verl.tools.schemas", "ToolResponse", "what a tool gives", members={"is_empty": ""}),
+    Name("verl.tools.tool_registry", "load_all_tools", "loading verl's tools", "tool_config_path function_tool_path"),
+    Name("verl.utils.import_utils", "resolve_config_path", "paths of verl's tools"),
+    # -- data
+    Name("verl.trainer.ppo.utils", "create_rl_dataset", "a data set a stage", "data_paths data_config tokenizer"),
+    Name("verl.utils.dataset.rl_dataset", "collate_fn", "batches of a curriculum"),
     # -- trainer
     Name(
         f"{_V1}.trainer_sync",
@@ -141,11 +171,12 @@ NAMES: tuple[Name, ...] = (
             "on_sample_end": "",
             "on_step_end": "",
             "on_validate_begin": "",
+            "step": "metrics timing_raw",
         },
         "_enable_hybrid_replicas _pending_sync_metrics actor_rollout_wg agent_loop_manager checkpoint_callback "
         "checkpoint_manager config distillation_config global_steps kl_ctrl_in_reward llm_server_manager "
         "ref_policy_wg resource_pool_manager reward_loop_manager role_worker_mapping teacher_model_manager "
-        "tokenizer train_dataloader trainer_mode use_reference_policy",
+        "processor tokenizer train_dataloader train_dataset trainer_mode use_reference_policy",
     ),
     Name(
         f"{_V1}.replay_buffer",

@@ -137,6 +137,64 @@ class AdvantageConfig:
 
 
 @dataclass(config=STRICT)
+class AlignmentConfig:
+    """How `mgrpo` makes every session that called a sub-agent count the same (M-GRPO, section 4.1).
+
+    Attributes:
+        target: D, the trajectories each session counts as; `auto`: the 99th percentile of the first `auto_steps` steps,
+            by sub-agent, which is then kept.
+        mode: `sample` (the paper), `expected`, `mask` or `none`; see `advantage/alignment.py`.
+        copies: `weights` trains a trajectory once, by its number of copies; `physical` adds copies as rows, for losses
+            where that isn't the same. verl then divides by the rows there are, so that sessions without a call leave
+            the denominator, and agents of one model weigh by their rows.
+        auto_steps: See `target`.
+    """
+
+    target: PositiveInt | Literal["auto"] = 8
+    mode: Literal["sample", "expected", "mask", "none"] = "sample"
+    copies: Literal["weights", "physical"] = "weights"
+    auto_steps: PositiveInt = 10
+
+    def __post_init__(self):
+        if self.copies == "physical" and self.mode == "expected":
+            raise ValueError(
+                "copies is 'physical', but mode 'expected' has fractions of copies; choose sample, or weights"
+            )
+
+
+@dataclass(config=STRICT)
+class StageConfig:
+    """One stage of a curriculum: what is trained on, and until when.
+
+    Attributes:
+        name: For logs.
+        files: Data files, as `data.train_files`.
+        until_step: Ends after this step; None: not by steps.
+        until_metric: Ends when this metric has been at least `above` for `for_steps` steps in a row.
+        above: See `until_metric`.
+        for_steps: See `until_metric`.
+    """
+
+    name: str
+    files: list[str]
+    until_step: PositiveInt | None = None
+    until_metric: str | None = None
+    above: float | None = None
+    for_steps: PositiveInt = 5
+
+    def __post_init__(self):
+        if not self.files:
+            raise ValueError("files is empty; name the stage's data files")
+        if (self.until_metric is None) != (self.above is None):
+            raise ValueError("until_metric and above belong together; set both or neither")
+
+    @property
+    def ends(self) -> bool:
+        """Whether the stage ever ends."""
+        return self.until_step is not None or self.until_metric is not None
+
+
+@dataclass(config=STRICT)
 class FaultConfig:
     """What a run survives and when it stops.
 
@@ -148,8 +206,8 @@ class FaultConfig:
         hang_timeout: Seconds of unanswered `/health` before a server counts as dead.
         sync_timeout: Seconds a training worker waits for its server in a weight update.
         failed_sessions: What becomes of what a session's agents said before it failed: `drop` forgets it; `mask` keeps
-            it in the rollout dumps (`trainer.rollout_data_dir`). Neither enters statistics, updates or metrics, and
-            both are counted.
+            it in the rollout dumps (`trainer.rollout_data_dir`), but for sessions over their time, which are dropped.
+            Neither enters statistics, updates or metrics, and both are counted.
     """
 
     session_timeout: PositiveFloat = 1800.0
@@ -177,6 +235,8 @@ class DrmasConfig:
         request_seed: Seed hashed into every request, for exact resume and parity; None leaves sampling unseeded (faster
             on a GPU).
         poll_interval: Seconds between looks for finished sessions (verl: 2).
+        alignment: Options of `mgrpo`.
+        curriculum: Stages that follow each other; empty: `data.train_files` from the first step to the last.
         show_first_session: Print the first session with prompts, masks and special tokens before the first update.
     """
 
@@ -190,6 +250,8 @@ class DrmasConfig:
     poll_interval: PositiveFloat = 0.2
     show_first_session: bool = True
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
+    curriculum: list[StageConfig] = field(default_factory=list)
     faults: FaultConfig = field(default_factory=FaultConfig)
 
     def __post_init__(self):
@@ -203,6 +265,13 @@ class DrmasConfig:
                 )
         for model_id, model in self.models.items():
             self._check_model(model_id, model)
+        for number, stage in enumerate(self.curriculum):
+            last = number + 1 == len(self.curriculum)
+            if stage.ends == last:
+                fix = "drop until_step and until_metric" if last else "set until_step or until_metric"
+                raise ValueError(
+                    f"curriculum: stage {stage.name!r} {'is the last and ends' if last else 'never ends'}; {fix}"
+                )
         for pool in self.pools:
             if pool == OWN_POOL:
                 raise ValueError(f"pools.{pool}: {pool!r} is the name of the run's own pool; choose another")

@@ -148,6 +148,7 @@ def plugin() -> Iterator[Check]:
 def registered() -> Iterator[Check]:
     """Whether estimators and trainer are in verl's registries once its trainer is imported."""
     from verl_drmas.advantage import ESTIMATORS
+    from verl_drmas.support import MGRPO
 
     fix = "see the plugin's warning below or above; without one: reinstall verl-drmas"
     try:
@@ -157,8 +158,9 @@ def registered() -> Iterator[Check]:
     except (ImportError, AttributeError) as error:
         yield Check("registries", f"{type(error).__name__}: {error}", fix)
         return
-    absent = sorted(set(ESTIMATORS) - set(estimators))
-    found = f"{', '.join(absent)} not registered" if absent else ", ".join(sorted(ESTIMATORS))
+    ours = {*ESTIMATORS, MGRPO}
+    absent = sorted(ours - set(estimators))
+    found = f"{', '.join(absent)} not registered" if absent else ", ".join(sorted(ours))
     yield Check("estimators", found, fix if absent else "")
     yield Check(
         "trainer", TRAINER if TRAINER in trainers else f"{TRAINER} not registered", "" if TRAINER in trainers else fix

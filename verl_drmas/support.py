@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_drmas.advantage import ESTIMATORS
+from verl_drmas.advantage import ESTIMATORS, EXACT_LOSS_AGG_MODES, EXACT_POLICY_LOSSES
 from verl_drmas.config import DrmasConfig
 
 # verl's group estimators that take (rewards, mask, index, config) and no more; usable per agent with
@@ -24,6 +24,7 @@ GROUP_ESTIMATORS = (
     "reinforce_plus_plus_baseline",
 )
 PER_AGENT = "drmas_per_agent"  # ours: runs one of them per (prompt, agent)
+MGRPO = "mgrpo"
 REFUSED_ESTIMATORS = {
     "gae": "it needs a critic, which values one agent's tokens and not a team's",
     "remax": "it needs a second, greedy rollout of every session",
@@ -57,12 +58,45 @@ def get(config: Any, key: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
+def is_mgrpo(config: Any) -> bool:
+    """The run's estimator is M-GRPO's."""
+    return str(get(config, "algorithm.adv_estimator")) == MGRPO
+
+
+def weighs_copies(config: Any, section: DrmasConfig) -> bool:
+    """Copies of M-GRPO's trajectories are weights in the loss of the model whose agents the section is narrowed to; a
+    model that nobody trains has no loss.
+    """
+    trained = any(section.trained(agent_id) for agent_id in section.agents)
+    return is_mgrpo(config) and section.alignment.copies == "weights" and trained
+
+
+def _weighs_rows(config: Any, section: DrmasConfig) -> bool:
+    """The run writes row weights of its own, through verl's `rollout_is_weights`."""
+    return section.advantage.balance != "none" or weighs_copies(config, section)
+
+
+def _updates(config: Any, section: DrmasConfig) -> int:
+    """Updates per step of the model whose agents the section is narrowed to."""
+    models = {agent.model for agent in section.agents.values()} or set(section.models)
+    own = [section.updates(model) for model in models]
+    default = int(get(config, "data.train_batch_size", 1)) // int(
+        get(config, "actor_rollout_ref.actor.ppo_mini_batch_size", 1)
+    )
+    return max(updates or default for updates in own)
+
+
 SWITCHES = (
     Switch(
         "algorithm.norm_adv_by_std_in_grpo", "supported: false leaves out the division (std_scope none)", default=True
     ),
     Switch("algorithm.use_kl_in_reward", "supported: the statistics see the reward after the penalty"),
-    Switch("actor_rollout_ref.actor.use_kl_loss", "supported"),
+    Switch(
+        "actor_rollout_ref.actor.use_kl_loss",
+        "supported, but not with mgrpo, whose copies don't weigh the KL term: use algorithm.use_kl_in_reward, or "
+        "drmas.alignment.copies=physical",
+        lambda c, d: weighs_copies(c, d) and bool(get(c, "actor_rollout_ref.actor.use_kl_loss", False)),
+    ),
     Switch(
         "algorithm.filter_groups.metric",
         "supported with metric=outcome (or acc), one value a session; metric=reward compares rows of different agents",
@@ -79,13 +113,15 @@ SWITCHES = (
     ),
     Switch(
         "algorithm.rollout_correction.rollout_is",
-        "supported without drmas.advantage.balance, which writes the same field (rollout_is_weights)",
-        lambda c, d: d.advantage.balance != "none" and get(c, "algorithm.rollout_correction.rollout_is") is not None,
+        "supported without drmas.advantage.balance and mgrpo's copies, which are written to the same field "
+        "(rollout_is_weights); set it to null, or the other to none (copies: drmas.alignment.copies=physical)",
+        lambda c, d: _weighs_rows(c, d) and get(c, "algorithm.rollout_correction.rollout_is") is not None,
     ),
     Switch(
         "algorithm.rollout_correction.bypass_mode",
-        "supported without drmas.advantage.balance: its loss doesn't read row weights",
-        lambda c, d: d.advantage.balance != "none" and bool(get(c, "algorithm.rollout_correction.bypass_mode", False)),
+        "supported without drmas.advantage.balance and mgrpo's copies (but for drmas.alignment.copies=physical): its "
+        "loss doesn't read row weights",
+        lambda c, d: _weighs_rows(c, d) and bool(get(c, "algorithm.rollout_correction.bypass_mode", False)),
     ),
     Switch(
         "algorithm.rollout_correction.rollout_is_batch_normalize",
@@ -108,6 +144,43 @@ SWITCHES = (
         "actor_rollout_ref.rollout.disaggregation.enabled",
         "supported with one model: servers of several models are counted without it",
         lambda c, d: len(d.models) > 1 and bool(get(c, "actor_rollout_ref.rollout.disaggregation.enabled", False)),
+    ),
+    Switch(
+        "actor_rollout_ref.actor.loss_agg_mode",
+        f"mgrpo needs one of {', '.join(EXACT_LOSS_AGG_MODES)}, where a weight is as good as copies; or set "
+        "drmas.alignment.copies=physical",
+        lambda c, d: (
+            weighs_copies(c, d) and get(c, "actor_rollout_ref.actor.loss_agg_mode") not in EXACT_LOSS_AGG_MODES
+        ),
+        default="token-mean",
+    ),
+    Switch(
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
+        f"mgrpo needs one of {', '.join(EXACT_POLICY_LOSSES)}; or set drmas.alignment.copies=physical",
+        lambda c, d: (
+            weighs_copies(c, d)
+            and get(c, "actor_rollout_ref.actor.policy_loss.loss_mode", "vanilla") not in EXACT_POLICY_LOSSES
+        ),
+        default="vanilla",
+    ),
+    Switch(
+        "actor_rollout_ref.actor.entropy_coeff",
+        "mgrpo's copies don't weigh the entropy term: set it to 0, or drmas.alignment.copies=physical",
+        lambda c, d: weighs_copies(c, d) and float(get(c, "actor_rollout_ref.actor.entropy_coeff", 0.0)) != 0.0,
+        default=0.0,
+    ),
+    Switch(
+        "drmas.updates_per_step",
+        "mgrpo's weights are as good as copies with one update a step: set it (and drmas.models.<id>.updates_per_step) "
+        "to 1, or drmas.alignment.copies=physical",
+        lambda c, d: weighs_copies(c, d) and _updates(c, d) > 1,
+        default=None,
+    ),
+    Switch(
+        "drmas.advantage.balance",
+        "mgrpo balances by its alignment: set drmas.advantage.balance=none",
+        lambda c, d: is_mgrpo(c) and d.advantage.balance != "none",
+        default="none",
     ),
     Switch(
         "algorithm.use_pf_ppo",
@@ -195,7 +268,11 @@ def estimator_refusals(config: Any, section: DrmasConfig) -> list[str]:
         lines.append(
             f"algorithm.adv_estimator={estimator}: refused for teams: {REFUSED_ESTIMATORS[estimator]}; use drmas"
         )
-    elif per_agent and estimator in ESTIMATORS:
+    elif estimator == MGRPO and section.workflow is None:
+        lines.append(
+            f"algorithm.adv_estimator={MGRPO}: only a workflow says who the sub-agents are; set drmas.workflow.name"
+        )
+    elif per_agent and (estimator in ESTIMATORS or estimator == MGRPO):
         lines.append(f"drmas.group_by=agent: {estimator} sets its own groups; drop one of the two")
     elif estimator == PER_AGENT:
         if not (per_agent and get(config, "drmas_base_estimator")):  # both are there once the check has filled them in

@@ -1,5 +1,7 @@
 """The estimators as verl calls them: real rows only, agent by agent, and never a silent GRPO."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +10,12 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-from verl_drmas.advantage import ESTIMATORS, group_advantage
+from verl_drmas.advantage import ESTIMATORS, group_advantage, mgrpo_advantage
 from verl_drmas.config import parse
 from verl_drmas.rollout.rows import Row
-from verl_drmas.support import GROUP_ESTIMATORS
+from verl_drmas.support import GROUP_ESTIMATORS, MGRPO
 from verl_drmas.trainer import estimators
+from verl_drmas.trainer.alignment import StepAlignment
 from verl_drmas.trainer.step import StepRows
 
 AGENTS = ("solver", "verifier")
@@ -100,7 +103,7 @@ def test_padding_gets_nothing_and_changes_nothing(name):
     assert torch.equal(advantage[step.real], without)
 
 
-@pytest.mark.parametrize("name", [*ESTIMATORS, estimators.PER_AGENT])
+@pytest.mark.parametrize("name", [*ESTIMATORS, estimators.PER_AGENT, MGRPO])
 def test_without_a_team_trainer_it_names_what_to_set(name):
     with pytest.raises(RuntimeError, match=rf"adv_estimator={name} .* trainer\.v1\.trainer_mode=drmas_sync"):
         get_adv_estimator_fn(name)(torch.zeros(2, 3), torch.ones(2, 3), index=np.array(["a", "a"]))
@@ -227,3 +230,143 @@ def test_row_order_does_not_matter():
     moved = StepRows([step.rows[i] for i in order], step.section)
     shuffled, _ = run(moved, rewards[order], mask[order], "drmas")
     torch.testing.assert_close(shuffled, advantage[order], rtol=1e-6, atol=1e-7)
+
+
+# -- M-GRPO ------------------------------------------------------------------------------------------------------------
+
+TARGET = 3
+
+
+def delegations(seed=0, *, padding=5, mode="sample", **kwargs):
+    """A step in which the solver delegates 0 to 5 times a session to the verifier: (StepRows, rewards, mask)."""
+    options = {"ddof": 0, "eps": 0.0} | kwargs.pop("options", {})
+    step, rewards, mask = batch(seed, sessions=4, padding=padding, options=options, **kwargs)
+    rng = np.random.default_rng(seed)
+    rows, order = [], 0
+    for _ in step.known:  # the same rewards and masks, with other ids
+        if order == 0:
+            session, calls = len({(r.uid, r.session) for r in rows}), int(rng.integers(0, 6))
+        agent, path = (AGENTS[0], "main") if order == 0 else (AGENTS[1], f"main/{order}")
+        valid = step.known[len(rows)].valid
+        rows.append(Row(f"p{session // 4}", session % 4, order, session // 4, agent, "base", valid=valid, path=path))
+        order = (order + 1) % (calls + 1)
+    known = iter(rows)
+    step.rows = [None if row is None else next(known) for row in step.rows]
+    step.alignment = StepAlignment((AGENTS[1],), {AGENTS[1]: TARGET}, mode, 11, 4)
+    return step, rewards, mask
+
+
+def aligned(step, scores, **options):
+    """M-GRPO's numbers of the real rows."""
+    rows = step.known
+    return mgrpo_advantage(
+        scores,
+        activation=[row.activation for row in rows],
+        index=[row.index for row in rows],
+        aligned=[AGENTS[1]],
+        target=TARGET,
+        mode=step.alignment.mode,
+        seed=11,
+        step=4,
+        **step.ids(),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("mode", ["sample", "expected", "mask", "none"])
+def test_mgrpo_is_computed_over_the_real_rows(mode):
+    step, rewards, mask = delegations(mode=mode)
+    advantage, returns = run(step, rewards, mask, MGRPO)
+    scores = rewards.sum(-1).numpy()[step.real]
+    expected = aligned(step, scores)
+    np.testing.assert_allclose(per_row(advantage, mask)[step.real], expected.advantage, rtol=1e-6)
+    assert torch.equal(advantage, returns)
+    assert np.abs(expected.advantage).max() > 0.5
+    np.testing.assert_array_equal(step.copies, expected.copies)
+    np.testing.assert_array_equal(step.scores, scores)
+    np.testing.assert_array_equal(step.advantage, expected.advantage)
+    np.testing.assert_array_equal(step.tokens, mask.sum(-1).numpy()[step.real])
+    assert (mode == "none") == (set(expected.copies) == {1.0})
+
+
+def test_mgrpo_does_not_see_padding():
+    step, rewards, mask = delegations()
+    padding = ~torch.from_numpy(step.real)
+    rewards[padding] = 1e6  # whatever a padding row may hold
+    mask[padding, 0] = 1
+    advantage, _ = run(step, rewards, mask, MGRPO)
+    assert padding.sum() == 5 and advantage[padding].abs().sum() == 0
+    alone = StepRows(step.known, step.section, alignment=step.alignment)
+    without, _ = run(alone, rewards[step.real], mask[step.real], MGRPO)
+    assert torch.equal(advantage[step.real], without)
+    np.testing.assert_array_equal(step.copies, alone.copies)
+    assert len(step.copies) == len(step.known)
+
+
+def test_mgrpo_takes_the_sections_options_and_verls_switch():
+    for options in ({"ddof": 1}, {"eps": 0.5}, {"std_floor": 2.0}):
+        step, rewards, mask = delegations(options=options)
+        advantage, _ = run(step, rewards, mask, MGRPO)
+        scores = rewards.sum(-1).numpy()[step.real]
+        expected = aligned(step, scores, **options).advantage
+        assert np.abs(expected - aligned(step, scores).advantage).max() > 1e-3, options
+        np.testing.assert_allclose(per_row(advantage, mask)[step.real], expected, rtol=1e-6)
+    step, rewards, mask = delegations()
+    advantage, _ = run(step, rewards, mask, MGRPO, norm_adv_by_std_in_grpo=False)
+    expected = aligned(step, scores, std_scope="none").advantage
+    np.testing.assert_allclose(per_row(advantage, mask)[step.real], expected, rtol=1e-6)
+
+
+def test_mgrpo_gives_a_lone_reward_as_the_section_says():
+    rows = [Row("p", 0, 0, 0, AGENTS[0], "base")]
+    for singleton, value in (("zero", 0.0), ("raw", 0.75)):
+        alone = StepRows(rows, section(ddof=0, eps=0.0, singleton=singleton))
+        alone.alignment = StepAlignment((), {}, "sample", 0, 1)
+        advantage, _ = run(alone, torch.tensor([[0.0, 0.75]]), torch.ones(1, 2, dtype=torch.int64), MGRPO)
+        assert advantage.tolist() == [[value, value]]
+
+
+@pytest.mark.parametrize("place", ["inside", "outside"])
+def test_mgrpo_takes_the_penalty(place):
+    step, rewards, mask = delegations(invalid=True, options={"penalty": place})
+    assert 0 < sum(not row.valid for row in step.known) < len(step.known)
+    advantage, _ = run(step, rewards, mask, MGRPO)
+    scores = rewards.sum(-1).numpy()[step.real]
+    penalty = np.array([0.0 if row.valid else 0.5 for row in step.known])
+    inside = place == "inside"
+    expected = aligned(step, scores - penalty if inside else scores).advantage - (0.0 if inside else penalty)
+    np.testing.assert_allclose(per_row(advantage, mask)[step.real], expected, rtol=1e-6, atol=1e-12)
+    np.testing.assert_array_equal(step.scores, scores)  # before the penalty, for the logs
+
+
+def test_mgrpo_without_a_workflow_names_what_to_set():
+    step, rewards, mask = delegations()
+    step.alignment = None
+    with pytest.raises(RuntimeError, match=r"adv_estimator=mgrpo needs a workflow: set drmas\.workflow\.name"):
+        run(step, rewards, mask, MGRPO)
+
+
+def test_mgrpo_depends_on_neither_row_order_nor_uid_nor_which_call_ended_first():
+    step, rewards, mask = delegations()
+    advantage, _ = run(step, rewards, mask, MGRPO)
+    copies = np.zeros(len(step.rows))
+    copies[step.real] = step.copies
+    order = np.random.default_rng(1).permutation(len(step.rows))
+    rows = [step.rows[i] for i in order]
+    late = [None if r is None else replace(r, uid=f"other {r.uid}", activation=9 - r.activation) for r in rows]
+    moved = StepRows(late, step.section, alignment=step.alignment)
+    shuffled, _ = run(moved, rewards[order], mask[order], MGRPO)
+    torch.testing.assert_close(shuffled, advantage[order], rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(moved.copies, copies[order][moved.real])
+    assert len(set(moved.copies)) > 2
+
+
+def test_mgrpo_without_sub_agents_is_grpo_by_the_papers_deviation():
+    step, rewards, mask = delegations()
+    step.alignment = StepAlignment((), {}, "sample", 11, 4)
+    main = [row is not None and row.agent_id == AGENTS[0] for row in step.rows]
+    step = StepRows([row for row, m in zip(step.rows, main, strict=True) if m], step.section, alignment=step.alignment)
+    advantage, _ = run(step, rewards[main], mask[main], MGRPO)
+    grpo, _ = run(step, rewards[main], mask[main], "grpo_team")
+    torch.testing.assert_close(advantage, grpo, rtol=1e-6, atol=1e-7)
+    assert set(step.copies) == {1.0}

@@ -14,6 +14,7 @@ from verl.utils.metric import reduce_metrics
 from verl_drmas.config import parse
 from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer import metrics as metrics_module
+from verl_drmas.trainer.alignment import StepAlignment, alignment_metrics
 from verl_drmas.trainer.metrics import (
     CollapseWatch,
     agent_metrics,
@@ -247,6 +248,12 @@ def test_verl_keeps_every_models_and_agents_numbers_as_they_are():
         own = {key: value + i for key, value in OWN.items()}
         metrics |= model_metrics(name, own, alone=False)
         metrics |= numbers(name, activations=1.5 + i, valid=0.25 + i)
+        metrics |= alignment_metrics(
+            [Row("p", 0, n, 0, name, "base") for n in range(3)],
+            np.array([1.0, 2.0, 0.0]),
+            StepAlignment((name,), {name: 2 + i}, "sample", 0, 1),
+            {name: [3, 0]},
+        )
         metrics[f"drmas/model/{name}/weight_syncs"] = 1
         metrics[f"drmas/model/{name}/log_prob_gap/max"] = 1e-7 * i
     for samples in (0, 8):

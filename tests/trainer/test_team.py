@@ -1,5 +1,6 @@
 """Parts of the team trainer that need no cluster: counting failed sessions, and which rows reach a policy."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -13,12 +14,16 @@ from verl_drmas.config import parse
 from verl_drmas.placement import Pool
 from verl_drmas.rollout.client import TeamClient
 from verl_drmas.rollout.rows import Row
+from verl_drmas.trainer import copies as copies_module
 from verl_drmas.trainer import metrics as metrics_module
 from verl_drmas.trainer import team as team_module
+from verl_drmas.trainer.alignment import Alignment
 from verl_drmas.trainer.fan import Fan
 from verl_drmas.trainer.lanes import Lanes
 from verl_drmas.trainer.masked import MaskedRows
+from verl_drmas.trainer.metrics import CollapseWatch
 from verl_drmas.trainer.policy import Policy
+from verl_drmas.trainer.step import StepRows
 from verl_drmas.trainer.team import TeamTrainer, take
 from verl_drmas.trainer.watchdog import Watchdog
 
@@ -33,7 +38,7 @@ def trainer(rows: dict[str, Row], *, prompts=2, n=2, report=None, **section) -> 
         data=SimpleNamespace(train_batch_size=prompts),
         actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=n)),
     )
-    made._padding, made._masked = {}, MaskedRows(dumped=False)
+    made._padding, made._masked, made.alignment = {}, MaskedRows(dumped=False), None
     made.lanes = Lanes({"run": Pool("run", 1, 1, tuple(made.section.models))})
     made.agent_loop_manager = SimpleNamespace(report=lambda: dict(report or {}))
     made.watchdog = Watchdog([], poll=1, hang_timeout=1, on_dead=print, on_end=print)
@@ -472,3 +477,111 @@ def test_policies_are_built_in_turn_each_with_free_ranks_for_its_servers(monkeyp
         ("setup", 4),
         ("c", "config of c", "left", "placed left", 8),
     ]
+
+
+# -- M-GRPO ------------------------------------------------------------------------------------------------------------
+
+
+def delegating(**alignment):
+    """A trainer whose solver delegated 1, 4, 0 and 2 times to the verifier, with D 2."""
+    made = trainer({}, alignment={"target": 2, **alignment})
+    made.alignment = Alignment(made.section.alignment, ("verifier",), seed=0)
+    known = {}
+    for (uid, session), calls in zip(ALL, (1, 4, 0, 2), strict=True):
+        for order in range(calls + 1):
+            agent = "verifier" if order else "solver"
+            known[f"{uid}_{session}_{order}"] = Row(
+                uid, session, order, "ab".index(uid), agent, "base", path=f"{agent}.{order}"
+            )
+    made.rows = known
+    return made
+
+
+def step_of(made, batch):
+    """What the estimator leaves, with copies as it finds them."""
+    step = StepRows([made.rows.get(key) for key in batch.keys], made.section, alignment=made._aligned)
+    step.copies = team_module.copies_of(step.known, made._aligned)
+    return step
+
+
+def test_a_steps_alignment_is_made_of_its_rows_and_number():
+    made = delegating()
+    batch = batch_of(made.rows)
+    assert made._align(batch) is batch
+    assert made._calls == {"verifier": [1, 4, 0, 2]}
+    assert (made._aligned.target, made._aligned.mode, made._aligned.step) == ({"verifier": 2}, "sample", 7)
+    assert made._copies_made is None
+
+
+def test_rows_are_weighed_by_their_copies_in_their_models_batch(monkeypatch):
+    """2 prompts of 2 sessions: 4 slots for the solver and 8 for the verifier, of 12 rows with padding."""
+    made, written = delegating(), {}
+    batch = made._align(batch_of(made.rows))
+    padded = team_batch([*batch.keys, "pad0_0_0"])
+    made._padding = {"pad0_0_0": "base"}
+    monkeypatch.setattr(team_module, "put_row_weights", lambda b, w: written.update(zip(b.keys, w, strict=True)))
+    step, metrics = step_of(made, padded), {}
+    made._put_copies(padded, step, metrics)
+    assert written.keys() == set(padded.keys)
+    copies = dict(zip(made.rows, step.copies, strict=True))
+    slots = {"solver": 4, "verifier": 8}
+    assert written == {key: copies[key] * 12 / slots[row.agent_id] for key, row in made.rows.items()} | {"pad0_0_0": 1}
+    assert sum(c for key, c in copies.items() if made.rows[key].agent_id == "verifier") == 3 * 2
+    assert metrics["drmas/alignment/verifier/calls/mean"] == 7 / 4
+    assert metrics["drmas/alignment/verifier/dropped"] == 2
+    assert metrics["drmas/alignment/verifier/copies_added"] == 1
+
+
+def test_physical_copies_are_rows_before_anything_else_and_have_no_weights(monkeypatch):
+    made, stored = delegating(copies="physical"), []
+    fake = SimpleNamespace(
+        kv_clear=lambda **_: None, kv_batch_get=lambda **_: None, kv_batch_put=lambda **kw: stored.extend(kw["keys"])
+    )
+    monkeypatch.setattr(copies_module, "tq", fake)
+    monkeypatch.setattr(team_module, "put_row_weights", lambda *_: pytest.fail("copies are rows already"))
+    batch = made._align(batch_of(made.rows))
+    assert len(stored) == 1 and set(batch.keys) == set(made.rows)
+    per_session = [sum(r.agent_id == "verifier" and (r.uid, r.session) == s for r in made.rows.values()) for s in ALL]
+    assert per_session == [2, 2, 0, 2]
+    step, metrics = step_of(made, batch), {}
+    assert step.copies.tolist() == [1.0] * len(batch)  # the estimator counts every row once
+    made._put_copies(batch, step, metrics)
+    # What was done is told from the rows as they came.
+    assert metrics["drmas/alignment/verifier/calls/max"] == 4
+    assert (metrics["drmas/alignment/verifier/dropped"], metrics["drmas/alignment/verifier/copies_added"]) == (2, 1)
+
+
+@pytest.mark.parametrize("copies", ["weights", "physical"])
+def test_the_batch_is_aligned_before_policies_see_it(monkeypatch, copies):
+    made = delegating(copies=copies)
+    known, policy = dict(made.rows), FakePolicy()
+    made.policies = made.trained = {"base": policy}
+    made._shown, made._account, made._read_rows = True, lambda metrics: None, lambda batch: dict(known)
+    fake = SimpleNamespace(kv_clear=lambda **_: None, kv_batch_get=lambda **_: None, kv_batch_put=lambda **_: None)
+    monkeypatch.setattr(copies_module, "tq", fake)
+    made._balance_batch(batch_of(known), {})
+    assert len(policy.seen[0]) == {"weights": 11, "physical": 4 + 3 * 2}[copies]
+    orders = [made.rows[key].order for key in policy.seen[0]]
+    assert orders == sorted(orders)
+
+
+def test_a_measured_target_is_saved_with_the_team_and_taken_up_again(monkeypatch):
+    made = delegating(target="auto", auto_steps=1)
+    made._collapse, made._adapts_kl = CollapseWatch(), lambda: False
+    made._align(batch_of(made.rows))
+    assert made._aligned.target == {"verifier": 4}
+    state = json.loads(json.dumps(made.team_state()))
+    other = delegating(target="auto", auto_steps=1)
+    other._collapse, other._adapts_kl = CollapseWatch(), lambda: False
+    other.load_team_state(state)
+    other.rows = {key: row for key, row in other.rows.items() if row.activation < 2}
+    other._align(batch_of(other.rows))
+    assert other._aligned.target == {"verifier": 4}  # measured no more
+    assert other._calls == {"verifier": [1, 1, 0, 1]}
+
+
+def test_a_run_without_alignment_saves_none_and_takes_a_state_with_one():
+    made = trainer(rows(*ALL))
+    made._collapse, made._adapts_kl = CollapseWatch(), lambda: False
+    assert "alignment" not in made.team_state()
+    made.load_team_state({"alignment": {"steps": 3, "seen": {}}})

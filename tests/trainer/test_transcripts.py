@@ -96,6 +96,7 @@ def test_each_row_reads_in_its_own_models_letters(store):
     keys = ["u_1_0", "u_0_0", "u_0_1", "stock_0_0"]  # verl writes in another order
     inputs, outputs = ["?"] * 4, ["!"] * 4
     speakers = transcripts.rewrite(keys, inputs, outputs)
+    assert speakers.pop("index") == [list(ROWS).index(key) for key in keys] and speakers.pop("acc") == [None] * 4
     assert inputs == ["GHI", "ab", "E", "b"]
     assert outputs == ["A", "cd", "F", "bb"]
     assert speakers == {
@@ -120,7 +121,12 @@ def test_keys_that_nobody_noted_are_left_alone(store):
     inputs, outputs = ["verl's", "x"], ["own", "y"]
     speakers = transcripts.rewrite(["v_0_0", "u_0_0"], inputs, outputs)
     assert (inputs, outputs) == (["verl's", "ab"], ["own", "cd"])
-    assert speakers == {"agent_id": [None, "solver"], "model_id": [None, "small"]}
+    assert speakers == {
+        "agent_id": [None, "solver"],
+        "model_id": [None, "small"],
+        "index": [None, 0],
+        "acc": [None, None],
+    }
 
 
 def test_what_was_written_is_forgotten(store):
@@ -223,7 +229,22 @@ def test_final_rows_are_those_of_verls_validation(keys):
     assert validator.rewritten == validator.table
     assert validator.rewritten_dump == validator.dump
     assert sorted(validator.keys) == sorted(numbers)
-    assert validator.speakers == {"agent_id": ["a"] * len(numbers), "model_id": ["small"] * len(numbers)}
+    assert validator.speakers["agent_id"] == ["a"] * len(numbers)
+    assert validator.speakers["model_id"] == ["small"] * len(numbers)
+
+
+def test_a_dump_tells_what_failed_and_who_was_right(monkeypatch):
+    rows = {
+        "u_0_0": ([1], [2], {"agent_id": "solver", "reward_extra_info": {"acc": 1.0}}),
+        "u_1_0": ([1], [2], {"agent_id": "solver", "failed": "retrieval", "reward_extra_info": {}}),
+        "u_1_1": ([1], [2], {"agent_id": "solver", "failed": "retrieval", "fault": "retrieval"}),
+    }
+    monkeypatch.setattr(transcripts_module, "tq", Store(rows))
+    transcripts = Transcripts(TOKENIZERS)
+    transcripts.note(batch(rows))
+    columns = transcripts.rewrite(list(rows), ["?"] * 3, ["!"] * 3)
+    assert columns["acc"] == [1.0, None, None]
+    assert columns["failed"] == ["", "retrieval", "retrieval"] and columns["fault"] == ["", "", "retrieval"]
 
 
 def test_verls_validation_writes_the_other_familys_letters(monkeypatch):

@@ -9,6 +9,7 @@ import typer
 
 from verl_drmas.data import search
 from verl_drmas.data.arithmetic import arithmetic_rows
+from verl_drmas.data.filter_command import filter_command
 from verl_drmas.data.math import FILES, SOURCES, load_prompts
 from verl_drmas.data.parquet import write_rows
 from verl_drmas.data.passages import load_passages, write_passages
@@ -159,6 +160,9 @@ def arithmetic_command(
         for name, rows in (("train", train), ("test", test)):
             written = write_rows(rows, output / f"{name}.parquet")
             typer.echo(f"wrote {len(rows)} prompts to {written}")
+
+
+data_app.command("filter")(filter_command)
 
 
 def _check_golds(golds: list[str]) -> list[str]:

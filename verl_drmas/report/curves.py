@@ -77,6 +77,8 @@ def team_panels(log: RunLog) -> list[Panel]:
             share=True,
         ),
         Panel("Searches", "per session", (Line("drmas/workflow/searches", "searches", COLOURS[1]),)),
+        Panel("Delegations", "per session", (Line("drmas/workflow/delegations", "delegations", COLOURS[1]),)),
+        Panel("Judge", "score", (Line("drmas/workflow/judge_score", "score", COLOURS[3]),), share=True),
         Panel(
             "Verifier accuracy",
             "share of verdicts",

@@ -42,6 +42,8 @@ OUTCOMES = (
     Metric("drmas/workflow/em", "exact match"),
     Metric("drmas/workflow/f1", "token F1"),
     Metric("drmas/workflow/searches", "searches per session", 2),
+    Metric("drmas/workflow/delegations", "delegations per session", 2),
+    Metric("drmas/workflow/judge_score", "judge's score"),
     Metric("drmas/workflow/gold_in_evidence", "gold in the evidence"),
     Metric("drmas/workflow/verifier_balanced_accuracy", "verifier balanced accuracy"),
     Metric("drmas/workflow/verifier_accuracy_right", "verifier accuracy, right"),

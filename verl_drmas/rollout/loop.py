@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, DictConfigWrap, register
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopOutput,
+    DictConfigWrap,
+    ToolListWrap,
+    register,
+)
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_drmas.check import LOOP_NAME, build_workflow, read_section
 from verl_drmas.rollout.client import TeamClient
 from verl_drmas.rollout.team import Engine, TrainingTeam
+from verl_drmas.rollout.verl_tools import as_tools
 from verl_drmas.workflows import SessionFailed, Task
+
+logger = logging.getLogger(__name__)
 
 MODEL_SAMPLING = ("temperature", "top_p", "top_k")  # what verl reads from the run's rollout section
 # verl tells its worker whether a rollout is validation, but not the loop.
@@ -64,10 +74,11 @@ class ModelLoop(AgentLoopBase):
 class TeamLoop(AgentLoopBase):
     """Plays one session; each activation becomes one output. Holds no state of a session, so one serves them all."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, tools: ToolListWrap | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.section = read_section(self.config)
         self.workflow = build_workflow(self.section)
+        self.workflow.bring(as_tools(tools.tools if tools else [], self.rollout_config.multi_turn))
         engines = self._build_engines()
         # verl stores a session's rows under the first one's fields: all carry a temperature, or none does.
         mixed = any(engine.row_temperature for engine in engines.values())
@@ -102,6 +113,13 @@ class TeamLoop(AgentLoopBase):
             masked = team.masked_rows(failure) if self._keeps_failed(task) else []
             if not masked:
                 raise
+            logger.warning(  # verl says so itself of a session that raises
+                "session %d of data row %d failed, and its %d rows are masked: %s",
+                task.session,
+                task.index,
+                len(masked),
+                failure,
+            )
             return masked
         return team.rows(self.workflow, outcome)
 

@@ -25,6 +25,8 @@ class Row:
         metrics: The session's numbers, on its first row; else None.
         counts: Numbers of this activation (cut characters, turns, ...).
         failed: Why the row's session failed; empty: it ended well.
+        fault: What outside the team kept the activation from having its effect; empty: nothing.
+        acc: Whether the session's answer was right; None where nobody can say.
     """
 
     uid: str
@@ -38,6 +40,8 @@ class Row:
     metrics: dict[str, float] | None = None
     counts: dict[str, float] = field(default_factory=dict)
     failed: str = ""
+    fault: str = ""
+    acc: float | None = None
 
     @classmethod
     def read(cls, key: str, extra_fields: Mapping[str, Any], index: Any, model_id: str) -> Row:
@@ -55,6 +59,8 @@ class Row:
             metrics=extra_fields.get("session_metrics"),
             counts=extra_fields.get("counts") or {},
             failed=extra_fields.get("failed") or "",
+            fault=extra_fields.get("fault") or "",
+            acc=(extra_fields.get("reward_extra_info") or {}).get("acc"),
         )
 
     @property

@@ -6,19 +6,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics
+from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.utils.profiler import simple_timer
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_drmas.config import DrmasConfig
 from verl_drmas.rollout.activation import Activation
+from verl_drmas.rollout.marks import plain
 from verl_drmas.rollout.seeds import call_seed
+from verl_drmas.rollout.verl_tools import verl_calls, verl_schemas
 from verl_drmas.workflows import Action, Agent, Conversation, Outcome, SessionFailed, Task, Team, Workflow
-from verl_drmas.workflows.base import Message
+from verl_drmas.workflows.base import Message, message
 from verl_drmas.workflows.shorten import shorten
+from verl_drmas.workflows.tools import ToolCall
 
 SAMPLING_FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
@@ -49,6 +54,11 @@ class Engine:
     def tokenizer(self) -> Any:
         return self.loop.tokenizer
 
+    @cached_property
+    def parser(self) -> ToolParser:
+        """verl's parser of the model's own format of calls (`rollout.multi_turn.format`)."""
+        return ToolParser.get_tool_parser(self.loop.rollout_config.multi_turn.format, self.tokenizer)
+
 
 class TrainingTeam(Team):
     """The agents of one session.
@@ -78,12 +88,16 @@ class TrainingTeam(Team):
         return self._agents[agent_id]
 
     def rows(self, workflow: Workflow, outcome: Outcome) -> list[Activation]:
-        """The session's rows in the order in which the activations began; those without a sampled token are left out.
+        """The session's rows; those without a sampled token are left out.
+
+        In the order in which the activations began, or, where the workflow names their places, in the order of those:
+        what an activation called stands before it, so that a main agent's row is the last one, which verl takes a
+        session's score from.
 
         Raises:
             SessionFailed: No activation sampled anything.
         """
-        spoken = [c for c in self.conversations if any(c.mask)]
+        spoken = self._spoken()
         if not spoken:
             raise SessionFailed("empty", "no agent of the session sampled a token")
         correct = outcome.reward if outcome.correct is None else outcome.correct
@@ -104,17 +118,32 @@ class TrainingTeam(Team):
         rows[-1].reward_score = rows[-1].own_reward  # set, so verl's own reward loop isn't asked
         return rows
 
+    def _spoken(self) -> list[TrainingConversation]:
+        spoken = [c for c in self.conversations if any(c.mask)]
+        if any("/" in c.path for c in spoken):
+            spoken.sort(key=lambda c: place_of(c.path))
+        return spoken
+
     def masked_rows(self, failure: SessionFailed) -> list[Activation]:
         """What was said before the session failed, marked so that nothing trains on it; it has no reward, and its 0
         enters no statistics and no metric.
         """
-        rows = [conversation.row(0.0) for conversation in self.conversations if any(conversation.mask)]
+        rows = [conversation.row(0.0) for conversation in self._spoken()]
         for order, row in enumerate(rows):
             row.extra_fields |= {"activation": order, "reward_extra_info": {}, "session_metrics": None}
             row.extra_fields["failed"] = failure.reason
         if rows:
             rows[-1].reward_score = rows[-1].own_reward
         return rows
+
+
+def place_of(path: str) -> list[tuple[int, str, int]]:
+    """Sort key of a place (`main/turn.10/call.0/finder`): numbers as numbers, and children before their parent."""
+    key = []
+    for part in path.split("/"):
+        name, _, number = part.rpartition(".")
+        key.append((0, name, int(number)) if name and number.isdecimal() else (0, part, 0))
+    return [*key, (1, "", 0)]
 
 
 class TrainingAgent(Agent):
@@ -124,13 +153,19 @@ class TrainingAgent(Agent):
         self.team, self.agent_id = team, agent_id
         self.config = team.config.agent(agent_id)
         self.engine = team.engines[self.config.model]
+        self.prompt_length = self.config.prompt_length or self.engine.loop.rollout_config.prompt_length
+
+    def plain(self, text: str) -> str:
+        return plain(text, self.engine.tokenizer)
 
     def count_tokens(self, text: str) -> int:
         return len(self.engine.tokenizer.encode(text, add_special_tokens=False))
 
-    def converse(self, messages: Sequence[Message]) -> Conversation:
+    def converse(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), path: str = ""
+    ) -> Conversation:
         nth = sum(a.agent_id == self.agent_id for a in self.team.actions)
-        conversation = TrainingConversation(self, Action(agent_id=self.agent_id, nth=nth), messages)
+        conversation = TrainingConversation(self, Action(agent_id=self.agent_id, nth=nth), messages, tools, path)
         self.team.actions.append(conversation.action)
         self.team.conversations.append(conversation)
         return conversation
@@ -142,8 +177,18 @@ class TrainingConversation(Conversation):
     Turns are joined with verl's Continuous Token helpers, so that nothing sampled is ever rendered or tokenised again.
     """
 
-    def __init__(self, agent: TrainingAgent, action: Action, messages: Sequence[Message]):
+    def __init__(
+        self,
+        agent: TrainingAgent,
+        action: Action,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        path: str = "",
+    ):
         self.agent, self.team, self.action = agent, agent.team, action
+        self.path = path or f"{action.agent_id}.{action.nth}"
+        self.tools = [dict(tool) for tool in tools] or None
+        self.parsed_tools = verl_schemas(tools)
         self.messages = [dict(m) for m in messages]
         self.unseen: list[Message] = []
         self.prompt_ids: list[int] = []
@@ -155,12 +200,8 @@ class TrainingConversation(Conversation):
         self.metrics = {"num_preempted": -1}
         self.counts = {"cut_characters": 0.0}
 
-    @property
-    def path(self) -> str:
-        return f"{self.action.agent_id}.{self.action.nth}"
-
-    def observe(self, text: str, role: str = "user") -> None:
-        self.unseen.append({"role": role, "content": text})
+    def observe(self, text: str, role: str = "user", call: ToolCall | None = None) -> None:
+        self.unseen.append(message(self.agent.plain(text), role, call))
 
     async def turn(self) -> Action:
         action, config = self.action, self.agent.config
@@ -186,6 +227,8 @@ class TrainingConversation(Conversation):
         self._note(output)
         action.turns += 1
         action.text = self.agent.engine.tokenizer.decode(sampled, skip_special_tokens=True)
+        if self.tools:
+            action.spoken = await verl_calls(self.agent.engine.parser, sampled, self.parsed_tools)
         action.prompt_tokens = len(self.prompt_ids)
         action.response_tokens = (action.response_tokens or 0) + len(sampled)
         ended = bool(sampled) and sampled[-1] == self.agent.engine.tokenizer.eos_token_id
@@ -199,8 +242,8 @@ class TrainingConversation(Conversation):
         if not self.tokens:
             self.messages += self.unseen
             self.unseen = []
-            limit = config.prompt_length or loop.rollout_config.prompt_length
-            build = loop.continuous_token_builder.build_initial_tokens
+            limit = self.agent.prompt_length
+            build = partial(loop.continuous_token_builder.build_initial_tokens, tools=self.tools)
             ids = await loop.loop.run_in_executor(None, build, self.messages)
             if len(ids) > limit:
                 # verl would keep the last `limit` tokens, which drops the question or the role.
@@ -216,7 +259,7 @@ class TrainingConversation(Conversation):
         elif self.unseen:
             updated = self.messages + self.unseen
             merged, mask, logprobs = await loop.ct_merge_context_msg(
-                self.messages, updated, self.tokens, self.mask, self.logprobs
+                self.messages, updated, self.tokens, self.mask, self.logprobs, tools=self.tools
             )
             length = config.response_length or loop.rollout_config.response_length
             if len(mask) >= length:  # the observation leaves no room to answer; the row ends with what was sampled
@@ -232,6 +275,8 @@ class TrainingConversation(Conversation):
         overrides = {k: v for k in SAMPLING_FIELDS if k not in fixed and (v := getattr(own, k)) is not None}
         model = {} if task.validate else self.agent.engine.sampling
         params = {**self.team.sampling, **model, **overrides, "max_tokens": max_tokens}
+        if self.tools and self.agent.engine.parser.stop_token_ids:
+            params["stop_token_ids"] = self.agent.engine.parser.stop_token_ids  # some models don't end after a call
         if self.team.config.request_seed is not None:
             params["seed"] = call_seed(
                 self.team.config.request_seed,

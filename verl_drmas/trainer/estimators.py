@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, register_adv_est
 
-from verl_drmas.advantage import ESTIMATORS, broadcast, penalised_advantage
+from verl_drmas.advantage import ESTIMATORS, broadcast, mgrpo_advantage, penalised_advantage
+from verl_drmas.support import MGRPO, PER_AGENT
+from verl_drmas.trainer.alignment import places
 from verl_drmas.trainer.step import StepRows, current_rows
 
-PER_AGENT = "drmas_per_agent"
 NORM = "norm_adv_by_std_in_grpo"
 
 
@@ -90,3 +91,32 @@ def per_agent(
     advantage, returns = torch.zeros_like(token_level_rewards), torch.zeros_like(token_level_rewards)
     advantage[real], returns[real] = own.to(advantage.dtype), own_returns.to(returns.dtype)
     return advantage, returns
+
+
+@register_adv_est(MGRPO)
+def mgrpo(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, config: Any = None, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """M-GRPO (`advantage/mgrpo.py`); leaves how often each row counts, which the trainer makes a weight of."""
+    step = current_rows(MGRPO)
+    if step.alignment is None:
+        raise RuntimeError(f"algorithm.adv_estimator={MGRPO} needs a workflow: set drmas.workflow.name")
+    scores = token_level_rewards.sum(-1).double().numpy()[step.real]
+    penalty, inside = step.penalty(), step.section.advantage.penalty == "inside"
+    no_division = config is not None and not config.get(NORM, True)
+    result = mgrpo_advantage(
+        scores - penalty if inside else scores,
+        activation=places(step.known),
+        index=[row.index for row in step.known],
+        std_scope="none" if no_division else "agent",
+        **vars(step.alignment),
+        **step.ids(),
+        **advantage_options(step),
+    )
+    real = result.advantage if inside else result.advantage - penalty
+    per_row = np.zeros(len(step.rows))
+    per_row[step.real] = real
+    step.scores, step.advantage, step.copies = scores, real, result.copies
+    step.tokens = response_mask.sum(-1).numpy()[step.real]
+    advantage = broadcast(per_row, response_mask)
+    return advantage, advantage

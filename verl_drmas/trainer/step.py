@@ -17,6 +17,7 @@ import numpy as np
 from verl_drmas.advantage import invalid_penalty
 from verl_drmas.config import DrmasConfig
 from verl_drmas.rollout.rows import Row
+from verl_drmas.trainer.alignment import StepAlignment
 
 _CURRENT: ContextVar[StepRows] = ContextVar("drmas_step_rows")
 
@@ -32,14 +33,18 @@ class StepRows:
         scores: Reward of each real row before any penalty, float64 (real rows,); set by the estimator.
         advantage: Advantage of each real row, float64 (real rows,); set by the estimator.
         tokens: Trained tokens of each real row (real rows,); set by the estimator.
+        alignment: How `mgrpo` aligns the step's rows; None for other estimators.
+        copies: How often each real row counts, float64 (real rows,); set by `mgrpo`.
     """
 
     rows: list[Row | None]
     section: DrmasConfig
     base_estimator: str | None = None
+    alignment: StepAlignment | None = None
     scores: np.ndarray | None = None
     advantage: np.ndarray | None = None
     tokens: np.ndarray | None = None
+    copies: np.ndarray | None = None
     real: np.ndarray = field(init=False)
 
     def __post_init__(self):

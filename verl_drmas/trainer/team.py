@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
@@ -15,14 +17,18 @@ from verl.experimental.reward_loop import RewardLoopManager
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_drmas.check import prepare_trainer
+from verl_drmas.check import build_workflow, prepare_trainer
 from verl_drmas.compose import COMPOSED, default_updates, policy_config
 from verl_drmas.logs import configure_logging
 from verl_drmas.placement import pool_of
 from verl_drmas.rollout.client import TeamClient
 from verl_drmas.rollout.rows import Row
+from verl_drmas.support import get, is_mgrpo
+from verl_drmas.trainer.alignment import Alignment, alignment_metrics, calls_by_session, copies_of, loss_weights
 from verl_drmas.trainer.buffer import TeamReplayBuffer
 from verl_drmas.trainer.checkpoint import CheckpointedTrainer
+from verl_drmas.trainer.copies import make_copies
+from verl_drmas.trainer.curriculum import StagedTrainer
 from verl_drmas.trainer.estimators import advantage_options
 from verl_drmas.trainer.fan import Fan
 from verl_drmas.trainer.first_session import describe_session
@@ -52,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 @register_trainer("drmas_sync")
-class TeamTrainer(GuardedTrainer, CheckpointedTrainer, WrittenTrainer):
+class TeamTrainer(GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTrainer):
     """Trains a team.
 
     It owns data, rollout, rewards and advantages; each policy owns a model, its servers and its optimiser. With one
@@ -68,6 +74,10 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, WrittenTrainer):
         self.workflow = load_workflow(workflow["name"]) if workflow else None
         self.rows: dict[str, Row] = {}
         self._collapse = CollapseWatch()
+        self.alignment: Alignment | None = None
+        if is_mgrpo(config) and workflow:
+            seed = self.section.request_seed if self.section.request_seed is not None else get(config, "data.seed", 0)
+            self.alignment = Alignment(self.section.alignment, build_workflow(self.section).aligned, int(seed))
         self._shown = not self.section.show_first_session
         self._masked = MaskedRows(dumped=bool(config.trainer.get("rollout_data_dir")))
         self._padding: dict[str, str] = {}  # padding row: the model whose batch it fills up
@@ -154,11 +164,16 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, WrittenTrainer):
         return sum(pool.gpus for pool in self.prepared.pools.values())
 
     def team_state(self) -> dict[str, Any]:
-        return super().team_state() | {"collapse": self._collapse.state()}
+        aligned = {} if self.alignment is None else {"alignment": self.alignment.state()}
+        own = {"collapse": self._collapse.state(), "stage": self.stage_state()}
+        return super().team_state() | own | aligned
 
     def load_team_state(self, state: dict[str, Any]) -> None:
         super().load_team_state(state)
         self._collapse.load(state.get("collapse", {}))
+        self.load_stage_state(state.get("stage", {}))
+        if self.alignment is not None:
+            self.alignment.load(state.get("alignment", {}))
 
     # -- the weight update, counted
 
@@ -224,12 +239,38 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, WrittenTrainer):
         self._enter("log-probs and advantages")
         batch, self.rows = self._masked.take_out(batch, self._read_rows(batch))
         self._account(metrics)
+        if self.alignment is not None:
+            batch = self._align(batch)
         # Rows arrive in completion order; sorted, nothing after this depends on which session ended first.
         batch.reorder(sorted(range(len(batch)), key=lambda i: self.rows[batch.keys[i]].order))
         if not self._shown:
             self._show_first_session(batch)
         self._padding = {}
         return self._each("_balance_batch", batch, metrics)
+
+    def _align(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """Choose D, and with physical copies make them."""
+        self._calls = calls_by_session(self.rows.values(), self.alignment.aligned)
+        self._aligned = self.alignment.of_step(self._calls, self.global_steps)
+        self._copies_made: np.ndarray | None = None
+        if self.section.alignment.copies == "physical":
+            known = [self.rows[key] for key in batch.keys]
+            self._aligned_rows, self._copies_made = known, copies_of(known, self._aligned)
+            batch, self.rows = make_copies(batch, self.rows, self._copies_made)
+            self._aligned = replace(self._aligned, mode="none")
+        return batch
+
+    def _put_copies(self, batch: KVBatchMeta, step: StepRows, metrics: dict[str, Any]) -> None:
+        """Weigh rows by their copies, unless they are rows already, and say what alignment did."""
+        rows, copies, aligned = step.known, step.copies, step.alignment
+        if self._copies_made is not None:
+            rows, copies = self._aligned_rows, self._copies_made
+        else:
+            prompts, sessions = self.config.data.train_batch_size, self.config.actor_rollout_ref.rollout.n
+            owners = [self._owner(key) for key in batch.keys]
+            weights = loss_weights(step.rows, step.copies, owners, aligned, prompts=prompts, sessions=sessions)
+            put_row_weights(batch, weights)
+        metrics |= alignment_metrics(rows, copies, aligned, self._calls)
 
     def _read_rows(self, batch: KVBatchMeta) -> dict[str, Row]:
         data = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["extra_fields", "index"])
@@ -295,7 +336,9 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, WrittenTrainer):
         return self._each("_update_actor", batch, metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        step = StepRows([self.rows.get(key) for key in batch.keys], self.section, self.prepared.base_estimator)
+        rows = [self.rows.get(key) for key in batch.keys]
+        aligned = self._aligned if self.alignment is not None else None
+        step = StepRows(rows, self.section, self.prepared.base_estimator, alignment=aligned)
         with step.current():
             batch = super()._compute_advantage(batch, metrics)
         if self._mixed:
@@ -310,6 +353,8 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, WrittenTrainer):
         agents = sorted({*self.section.agents, *(row.agent_id for row in step.known)})
         for warning in self._collapse.look(metrics, agents):
             logger.warning("%s", warning)
+        if step.copies is not None:
+            self._put_copies(batch, step, metrics)
         if self.section.advantage.balance != "none":
             modes = {m: policy.config.actor_rollout_ref.actor.loss_agg_mode for m, policy in self.trained.items()}
             put_row_weights(batch, row_weights(step, modes))

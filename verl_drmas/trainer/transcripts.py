@@ -76,6 +76,8 @@ class Transcripts:
         columns = {
             "agent_id": [t.row.agent_id if t else None for t in noted],
             "model_id": [t.row.model_id if t else None for t in noted],
+            "index": [t.row.index if t else None for t in noted],
+            "acc": [t.row.acc if t else None for t in noted],
         }
         for name in ("failed", "fault"):
             values = [getattr(t.row, name) if t else "" for t in noted]

@@ -8,10 +8,12 @@ canned replies in tests (`workflows/scripted.py`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean
 from typing import Any, ClassVar
+
+from verl_drmas.workflows.tools import Spoken, Tool, ToolCall
 
 Message = dict[str, Any]
 
@@ -59,6 +61,7 @@ class Action:
         response_tokens: Sampled tokens over all turns; None where the back end doesn't know.
         truncated: True if the last turn ended at its token limit.
         fault: What outside the team kept the action from having its effect (`retrieval`); None: nothing.
+        spoken: The last turn taken apart into content and tool calls, where the activation was opened with tools.
     """
 
     agent_id: str
@@ -72,6 +75,7 @@ class Action:
     response_tokens: int | None = None
     truncated: bool = False
     fault: str | None = None
+    spoken: Spoken | None = None
 
     @property
     def empty(self) -> bool:
@@ -97,6 +101,13 @@ class Outcome:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+def message(text: str, role: str, call: ToolCall | None = None) -> Message:
+    """A chat message; the result of a call names it, which some chat templates ask for."""
+    named = {"name": call.name} if call is not None else {}
+    known = {"tool_call_id": call.id} if call is not None and call.id is not None else {}
+    return {"role": role, "content": text, **named, **known}
+
+
 class Conversation(ABC):
     """One activation with one or more turns: `async with agent.converse(messages) as c: await c.turn();
     c.observe(...)`.
@@ -113,8 +124,14 @@ class Conversation(ABC):
         """
 
     @abstractmethod
-    def observe(self, text: str, role: str = "user") -> None:
-        """Append what the agent sees before its next turn. Its tokens are masked in training."""
+    def observe(self, text: str, role: str = "user", call: ToolCall | None = None) -> None:
+        """Append what the agent sees before its next turn. Its tokens are masked in training.
+
+        Args:
+            text: What it sees.
+            role: Of the message; `tool` for the result of a call.
+            call: The call that the text is the result of.
+        """
 
     async def __aenter__(self) -> Conversation:
         return self
@@ -127,14 +144,30 @@ class Agent(ABC):
     """A team member as the workflow sees it."""
 
     agent_id: str
+    prompt_length: int | None = None  # most tokens of a first prompt; None where the back end sets no limit
 
     @abstractmethod
-    def converse(self, messages: Sequence[Message]) -> Conversation:
-        """Open an activation with several turns."""
+    def converse(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), path: str = ""
+    ) -> Conversation:
+        """Open an activation with several turns.
+
+        Args:
+            messages: What the agent sees first.
+            tools: Schemas (`Tool.schema`) of what it may call; the model's chat template says them in its own way.
+            path: The activation's place in the workflow, which the seeds of its requests are hashed from; needed where
+                agents run at the same time and start in no fixed order. Empty: the agent and its number.
+        """
 
     def count_tokens(self, text: str) -> int:
         """Length of a text in this agent's tokens; a back end without its tokenizer estimates four characters each."""
         return -(-len(text) // 4)
+
+    def plain(self, text: str) -> str:
+        """A text from outside without what the agent's chat template would take for its own marks. `observe` does it by
+        itself; a workflow that puts such a text into a first message does it there.
+        """
+        return text
 
     async def act(self, messages: Sequence[Message]) -> Action:
         """A one-turn activation.
@@ -163,7 +196,8 @@ class Workflow(ABC):
     as the subclass's `Settings` dataclass; unknown ones are refused before the run starts.
     """
 
-    agents: ClassVar[tuple[str, ...]] = ()
+    agents: tuple[str, ...] = ()  # an instance may have others, where they follow from its settings
+    aligned: tuple[str, ...] = ()  # sub-agents, whose trajectories M-GRPO aligns over sessions
     needs_answer: ClassVar[bool] = True  # refuse data rows without a gold before the run starts
     requires: ClassVar[tuple[str, ...]] = ()  # modules that must be installed, also checked before the run starts
     extra: ClassVar[str] = ""  # of verl-drmas that brings them
@@ -193,6 +227,14 @@ class Workflow(ABC):
             Exception: It isn't; the message names setting, value and fix.
         """
         return ""
+
+    def bring(self, tools: Mapping[str, Tool]) -> None:
+        """Take over tools that only the back end knows, such as those of verl's registry.
+
+        Raises:
+            ValueError: One that the workflow needs is not among them.
+        """
+        return None
 
     def report(self) -> dict[str, float]:
         """Counts since the last report that belong to no session, such as a tool's retries; logged as

@@ -12,6 +12,7 @@ from verl_drmas.workflows.base import Workflow
 _BUNDLED = {
     "arithmetic": "verl_drmas.workflows.arithmetic:Arithmetic",
     "arithmetic_rival": "verl_drmas.workflows.arithmetic:ArithmeticRival",
+    "delegate": "verl_drmas.workflows.delegate:Delegate",
     "search_hierarchy": "verl_drmas.workflows.search_hierarchy:SearchHierarchy",
     "solver_verifier": "verl_drmas.workflows.solver_verifier:SolverVerifier",
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_drmas.workflows.base import Action, Agent, Conversation, Message, Team
+from verl_drmas.workflows.base import Action, Agent, Conversation, Message, Team, message
 from verl_drmas.workflows.errors import SessionFailed
+from verl_drmas.workflows.tools import ToolCall, hermes_calls
 
 Reply = str | Exception
 Script = Iterable[Reply] | Callable[[list[Message]], Reply]
@@ -47,22 +48,26 @@ class _ScriptedAgent(Agent):
             raise reply
         return reply
 
-    def converse(self, messages: Sequence[Message]) -> Conversation:
+    def converse(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), path: str = ""
+    ) -> Conversation:
         nth = sum(a.agent_id == self.agent_id for a in self.team.actions)
         action = Action(agent_id=self.agent_id, nth=nth)
         self.team.actions.append(action)
-        return _ScriptedConversation(self, action, [dict(m) for m in messages])
+        return _ScriptedConversation(self, action, [dict(m) for m in messages], bool(tools))
 
 
 class _ScriptedConversation(Conversation):
-    def __init__(self, agent: _ScriptedAgent, action: Action, messages: list[Message]):
-        self.agent, self.action, self.messages = agent, action, messages
+    def __init__(self, agent: _ScriptedAgent, action: Action, messages: list[Message], calls: bool):
+        self.agent, self.action, self.messages, self.calls = agent, action, messages, calls
 
     async def turn(self) -> Action:
         self.action.text = self.agent.reply(self.messages)
         self.action.turns += 1
+        if self.calls:
+            self.action.spoken = hermes_calls(self.action.text)
         self.messages.append({"role": "assistant", "content": self.action.text})
         return self.action
 
-    def observe(self, text: str, role: str = "user") -> None:
-        self.messages.append({"role": role, "content": text})
+    def observe(self, text: str, role: str = "user", call: ToolCall | None = None) -> None:
+        self.messages.append(message(text, role, call))

@@ -128,7 +128,7 @@ class SearchHierarchy(Workflow):
         """What an agent sees: its role, and the parts that `SEES` names."""
         parts = {
             "question": f"Question: {session.task.question}",
-            "check": f"Why the evidence is not enough:\n{session.check}" if session.check else "",
+            "check": f"Why the evidence is not enough:\n{team[agent_id].plain(session.check)}" if session.check else "",
         }
         # Other sessions share the event loop, and tokenising much would hold them up.
         parts["evidence"] = await asyncio.to_thread(self._evidence, agent_id, team, session, parts)
@@ -146,7 +146,7 @@ class SearchHierarchy(Workflow):
         if cut.passages or cut.tokens:
             session.counts.update(cut_prompts=1, cut_passages=cut.passages, cut_tokens=cut.tokens)
         if evidence:
-            return f"Evidence:\n{evidence}"
+            return f"Evidence:\n{agent.plain(evidence)}"
         return "Evidence: none that fits." if session.evidence.searches else "Evidence: none yet."
 
     def judge(self, check: Action, session: _Session) -> bool:

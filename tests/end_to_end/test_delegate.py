@@ -1,0 +1,124 @@
+"""M-GRPO through real verl and vLLM: a main agent and a sub-agent on models of their own, in multi-turn rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from launch import run
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+STEPS, PROMPTS, SESSIONS = 3, 4, 4
+AGENTS = {"main": "main", "finder": "sub"}
+
+
+def warm(folder: Path):
+    """Models that know the form of calls and results; some ten seconds."""
+    from recipes.cpu_delegate.warm_start import warm_start
+    from recipes.cpu_search.teaching import Settings
+
+    return warm_start(folder, Settings(team="delegate", worlds=30, clean_steps=70, clean_gate={}, bands={}))
+
+
+def overrides(start, *more: str) -> list[str]:
+    from recipes.cpu_delegate.train import own_overrides
+
+    return [
+        *(o for o in own_overrides(start, seed=1, hops=2) if not o.startswith("drmas.")),
+        "--config-name=cpu_delegate",
+        *(o for o in own_overrides(start, seed=1, hops=2) if o.startswith("drmas.")),
+        f"data.train_batch_size={PROMPTS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
+        f"actor_rollout_ref.rollout.n={SESSIONS}",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "trainer.logger=[file]",
+        *more,
+    ]
+
+
+@pytest.fixture(scope="module")
+def start():
+    folder = Path(tempfile.mkdtemp(prefix="w"))
+    yield warm(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def job(start):
+    folder = Path(tempfile.mkdtemp(prefix="g"))
+    more = [f"trainer.rollout_data_dir={folder / 'dump'}", f"trainer.save_freq={STEPS}"]
+    yield run(folder, overrides(start, *more), steps=STEPS, timeout=480, defaults=())
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def rows(job, step: int) -> list[dict]:
+    """The step's rows as they were dumped, with prompt, session and order taken from their key."""
+    found = [json.loads(line) for line in (job.folder / "dump" / f"{step}.jsonl").read_text().splitlines()]
+    for row in found:
+        row["prompt"], row["session"], row["order"] = row["uid"].rsplit("_", 2)
+    return [row for row in found if row["agent_id"] is not None]
+
+
+def test_every_sub_row_belongs_to_a_session_of_the_same_steps_main_batch(job):
+    for step in range(1, STEPS + 1):
+        mains = Counter((r["prompt"], r["session"]) for r in rows(job, step) if r["agent_id"] == "main")
+        subs = {(r["prompt"], r["session"]) for r in rows(job, step) if r["agent_id"] == "finder"}
+        assert set(mains.values()) == {1} and len(mains) == PROMPTS * SESSIONS  # one trajectory, one row
+        assert subs and subs <= set(mains)
+        assert {r["model_id"] for r in rows(job, step) if r["agent_id"] == "finder"} == {"sub"}
+
+
+def test_rewards_are_those_of_the_value_table(job):
+    for step in range(1, STEPS + 1):
+        scores = {agent: {round(r["score"], 6) for r in rows(job, step) if r["agent_id"] == agent} for agent in AGENTS}
+        assert scores["main"] <= {0.0, 0.1, 1.0}
+        assert scores["finder"] <= {0.0, 0.1, 0.5, 0.6, 1.0}
+
+
+def test_the_counts_of_alignment_add_up(job):
+    for step, numbers in job.steps.items():
+        calls = Counter((r["prompt"], r["session"]) for r in rows(job, step) if r["agent_id"] == "finder")
+        d = [calls.get(key, 0) for key in {(r["prompt"], r["session"]) for r in rows(job, step)}]
+        prefix = "drmas/alignment/finder"
+        assert numbers[f"{prefix}/calls/mean"] == pytest.approx(sum(d) / len(d))
+        assert numbers[f"{prefix}/share_without_call"] == pytest.approx(d.count(0) / len(d))
+        assert numbers[f"{prefix}/copies_added"] == sum(2 - n for n in d if n == 1)
+        assert numbers[f"{prefix}/dropped"] == sum(max(0, n - 2) for n in d)
+        assert sum(v for k, v in numbers.items() if k.startswith(f"{prefix}/histogram")) == pytest.approx(1)
+
+
+def test_both_models_really_change(job, start):
+    for agent, model in AGENTS.items():
+        before = load_file(start.models[agent] / "model.safetensors")
+        folder = job.folder / "checkpoints" / f"global_step_{STEPS}" / "actor" / model
+        after = torch.load(next(folder.glob("model_world_size_1_rank_0.pt")), weights_only=False)
+        moved = [name for name, weight in before.items() if not torch.equal(after[name].cpu(), weight)]
+        assert len(moved) > len(before) * 0.9, f"{model}: {len(moved)} of {len(before)}"
+
+
+def test_a_trajectory_of_several_turns_is_one_row(job):
+    for numbers in job.steps.values():
+        assert numbers["drmas/agent/main/turns/mean"] == pytest.approx(numbers["drmas/workflow/main_turns"])
+        assert numbers["drmas/agent/main/activations_per_session"] == 1
+        assert numbers["drmas/workflow/main_turns"] > 1
+        assert numbers["drmas/agent/finder/activations_per_session"] == numbers["drmas/workflow/delegations"]
+
+
+@pytest.mark.drill
+def test_physical_copies_give_the_same_advantages_and_nearly_the_same_update(start, short_tmp):
+    """Weights are exact in float64 (tests/advantage); here through a whole step, up to float32 and padding."""
+    gradients = {}
+    for copies in ("weights", "physical"):
+        folder = short_tmp / copies
+        more = [f"drmas.alignment.copies={copies}", "drmas.alignment.target=4", "data.shuffle=false"]
+        done = run(folder, overrides(start, *more), steps=1, timeout=480, defaults=())
+        step = done.steps[1]
+        gradients[copies] = [step[f"drmas/model/{model}/grad_norm"] for model in AGENTS.values()]
+        print(f"\n{copies}: gradient norms of main and sub {gradients[copies]}")
+    assert gradients["weights"][0] == pytest.approx(gradients["physical"][0], rel=1e-4)

@@ -1,0 +1,1 @@
+"""Teams against served models: sessions over OpenAI-compatible endpoints, without Ray or verl."""
