@@ -12,11 +12,11 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet $(PIP_ARGS)
 PYTEST = timeout --kill-after=30 $(1) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-.PHONY: help install train train-separate train-heterogeneous train-search train-delegate test test-fast lint drills bench
+.PHONY: help install train train-separate train-heterogeneous train-search train-delegate test test-fast test-processes lint drills bench
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make install | train | train-separate | train-heterogeneous | train-search | train-delegate | test | test-fast | lint | drills | bench"
+	@echo "make install | train | train-separate | train-heterogeneous | train-search | train-delegate | test | test-fast | test-processes | lint | drills | bench"
 
 install: $(STAMP)
 
@@ -39,13 +39,17 @@ train-separate train-heterogeneous: train-%: $(STAMP)
 train-search train-delegate: train-%: $(STAMP)
 	PATH="$(BIN):$$PATH" recipes/cpu_$*/run.sh $(TRAIN_ARGS)
 
-test: test-fast
+test: test-fast test-processes
 	$(call PYTEST,2400) -m "end_to_end and not drill and not benchmark"
 
 # A file's tests stay in one process, which has one thread: two processes with two each would wait for each other.
+PARALLEL = OMP_NUM_THREADS=1 $(call PYTEST,600) -n auto --maxprocesses 4 --dist loadfile
+
 test-fast: $(STAMP)
-	OMP_NUM_THREADS=1 $(call PYTEST,600) -n auto --maxprocesses 4 --dist loadfile \
-		-m "not drill and not benchmark and not end_to_end"
+	$(PARALLEL) -m "not process and not drill and not benchmark and not end_to_end"
+
+test-processes: $(STAMP)
+	$(PARALLEL) -m "process and not drill and not benchmark"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

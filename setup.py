@@ -14,7 +14,7 @@ VERL_RANGE = ">=0.9.1,<0.10"
 MATH = ["math-verify[antlr4-9-3]>=0.9.0"]
 REPORT = ["matplotlib>=3.8"]
 # What rollout workers need to search: an embedded index of words, or a server's client.
-SEARCH = ["aiohttp>=3.10", "bm25s>=0.3", "orjson>=3.9", "PyStemmer>=2.2", "tenacity>=8.3"]
+SEARCH = ["aiohttp>=3.10", "bm25s>=0.3", "orjson>=3.9", "PyStemmer>=2.2", "tenacity>=8.3", "yarl>=1.9"]
 # What builds and serves an index. faiss with GPU support has other distributions; any of them serves instead.
 RETRIEVER = [
     *SEARCH,
@@ -22,6 +22,7 @@ RETRIEVER = [
     "fastapi>=0.115",
     "prometheus-client>=0.20",
     "sentence-transformers>=6",
+    "starlette>=0.40",
     "uvicorn[standard]>=0.30",
 ]
 

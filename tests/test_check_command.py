@@ -169,6 +169,7 @@ def test_a_config_path_replaces_verls_folder(own):
     assert compose_as_verl(["--config-path", "config"]).trainer.v1.trainer_mode == "sync"
 
 
+@pytest.mark.process
 def test_from_an_empty_folder(tmp_path, files):
     code = "import sys; from verl_drmas.cli import main; main()"
     command = [sys.executable, "-c", code, "check", *files, "+drmas=solver_verifier"]

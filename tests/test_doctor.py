@@ -15,6 +15,8 @@ from verl_drmas import doctor
 from verl_drmas.cpu import vllm_metadata as shim
 from verl_drmas.doctor import Check
 
+pytestmark = pytest.mark.process
+
 
 def vllm(version, generator="bdist_wheel"):
     return SimpleNamespace(version=version, read_text=lambda name: f"Generator: {generator}\n")

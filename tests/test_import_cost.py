@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 LIMIT = 0.1  # seconds
 PAIRS = 7
 

@@ -10,6 +10,8 @@ import pytest
 
 from verl_drmas import plugin
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def module(monkeypatch, tmp_path):

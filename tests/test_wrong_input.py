@@ -11,6 +11,8 @@ import pytest
 
 from verl_drmas.data.parquet import prompt_row, write_rows
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):

@@ -77,7 +77,8 @@ def test_golds_in_their_published_forms(row, golds):
 )
 def test_what_is_known_of_a_question_is_kept(facts, tmp_path):
     row = {"question": "q", "answer": "a", "type": "bridge", "level": 3, **facts}
-    told = {"split": "train", "index": 0, "question": "q", "type": "bridge", "level": "3", "support_titles": ["A", "B"]}
+    told = {"split": "train", "index": 0, "question": "q", "type": "bridge", "level": "3"}
+    told |= {"support_titles": ["A", "B"], "facts": []}
     assert convert(row).rows[0]["extra_info"] == told
     if not isinstance(facts.get("supporting_facts"), list):  # of text and numbers, which parquet doesn't hold
         pq.write_table(pa.Table.from_pylist([{**row, "level": "3", "context": "long"}] * 2), tmp_path / "t.parquet")
@@ -199,6 +200,7 @@ def test_the_papers_files_by_name(hub):
     assert rows[30]["extra_info"] == {
         **{"split": "test", "index": 30, "question": "triviaqa 0", "type": "bridge", "level": None},
         "support_titles": [],
+        "facts": [],
     }
     assert len(load_questions(["paper-test-sampled"], data_source="all").rows) == 210
 

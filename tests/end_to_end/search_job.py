@@ -16,10 +16,10 @@ from recipes.cpu_search.teaching import Settings
 from recipes.cpu_search.warm_start import WarmStart, warm_start
 
 
-def taught(folder: Path, steps: int = 110) -> WarmStart:
+def taught(folder: Path, steps: int = 90) -> WarmStart:
     """A model that knows the form of queries, verdicts and answers, and little else; about half a minute."""
     settings = Settings(
-        worlds=40,
+        worlds=20,
         clean_steps=steps,
         clean_gate=dict.fromkeys(("verifier", "search", "answer"), 0.0),
         bands=dict.fromkeys(("verifier", "search", "answer"), (0.0, 1.0)),

@@ -37,6 +37,8 @@ from verl_drmas.workflows import Task
 from verl_drmas.workflows.scripted import ScriptedTeam
 from verl_drmas.workflows.search_hierarchy import SearchHierarchy
 
+pytestmark = pytest.mark.process
+
 AGENTS = SearchHierarchy.agents
 JOB = OmegaConf.load(Path(cpu_job.__file__).parents[1] / "configs" / "cpu_search.yaml")
 FORMS = {

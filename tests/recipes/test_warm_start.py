@@ -12,6 +12,8 @@ from recipes.cpu_arithmetic.roles import Lessons, Problem
 from recipes.cpu_arithmetic.warm_start import Settings, WarmStartError, measure, train_model
 from verl_drmas.data.parquet import read_rows
 
+pytestmark = pytest.mark.process
+
 ANYTHING = (0.0, 1.0)
 QUICK = Settings(
     threads=1,

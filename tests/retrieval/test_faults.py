@@ -22,6 +22,8 @@ from verl_drmas.retrieval.app import create_app
 from verl_drmas.retrieval.client import RetrievalClient
 from verl_drmas.retrieval.limits import ServerSettings
 
+pytestmark = pytest.mark.process
+
 SERVER = """
 import json, sys, time
 from verl_drmas.retrieval import Hit, Passage

@@ -24,9 +24,12 @@ QUESTIONS = Path(os.environ.get("VERL_DRMAS_TEST_DATA", BESIDE)) / "hotpotqa" / 
 COMMAND = [sys.executable, "-m", "verl_drmas.cli"]
 FOUND = re.compile(r"^\[\d+\] (.*?): ", re.MULTILINE)  # a passage in a prompt, its title first
 
-pytestmark = pytest.mark.skipif(
-    not QUESTIONS.exists(), reason=f"real questions not found in {QUESTIONS}: set VERL_DRMAS_TEST_DATA"
-)
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        not QUESTIONS.exists(), reason=f"real questions not found in {QUESTIONS}: set VERL_DRMAS_TEST_DATA"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from verl_drmas.rewards import extract_boxed, math_score, math_score_async
 
+pytestmark = pytest.mark.process
+
 STUCK = r"\boxed{\binom{10^9}{10^8}}"  # minutes of work inside C code, which no Python-level time-out interrupts
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from verl_drmas.rewards.timebox import TimeBox
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def box():
