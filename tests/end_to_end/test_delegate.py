@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 STEPS, PROMPTS, SESSIONS = 3, 4, 4
 AGENTS = {"main": "main", "finder": "sub"}
+CONFIG = ("--config-name=cpu_delegate",)
 
 
 def warm(folder: Path):
@@ -23,16 +24,14 @@ def warm(folder: Path):
     from recipes.cpu_delegate.warm_start import warm_start
     from recipes.cpu_search.teaching import Settings
 
-    return warm_start(folder, Settings(team="delegate", worlds=30, clean_steps=70, clean_gate={}, bands={}))
+    return warm_start(folder, Settings(team="delegate", worlds=60, clean_steps=150, clean_gate={}, bands={}))
 
 
 def overrides(start, *more: str) -> list[str]:
     from recipes.cpu_delegate.train import own_overrides
 
     return [
-        *(o for o in own_overrides(start, seed=1, hops=2) if not o.startswith("drmas.")),
-        "--config-name=cpu_delegate",
-        *(o for o in own_overrides(start, seed=1, hops=2) if o.startswith("drmas.")),
+        *own_overrides(start, seed=1, hops=2),
         f"data.train_batch_size={PROMPTS}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
         f"actor_rollout_ref.rollout.n={SESSIONS}",
@@ -53,7 +52,7 @@ def start():
 def job(start):
     folder = Path(tempfile.mkdtemp(prefix="g"))
     more = [f"trainer.rollout_data_dir={folder / 'dump'}", f"trainer.save_freq={STEPS}"]
-    yield run(folder, overrides(start, *more), steps=STEPS, timeout=480, defaults=())
+    yield run(folder, overrides(start, *more), steps=STEPS, timeout=480, defaults=CONFIG)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -98,6 +97,7 @@ def test_both_models_really_change(job, start):
         before = load_file(start.models[agent] / "model.safetensors")
         folder = job.folder / "checkpoints" / f"global_step_{STEPS}" / "actor" / model
         after = torch.load(next(folder.glob("model_world_size_1_rank_0.pt")), weights_only=False)
+        after = {name: getattr(weight, "to_local", lambda w=weight: w)() for name, weight in after.items()}
         moved = [name for name, weight in before.items() if not torch.equal(after[name].cpu(), weight)]
         assert len(moved) > len(before) * 0.9, f"{model}: {len(moved)} of {len(before)}"
 
@@ -117,7 +117,7 @@ def test_physical_copies_give_the_same_advantages_and_nearly_the_same_update(sta
     for copies in ("weights", "physical"):
         folder = short_tmp / copies
         more = [f"drmas.alignment.copies={copies}", "drmas.alignment.target=4", "data.shuffle=false"]
-        done = run(folder, overrides(start, *more), steps=1, timeout=480, defaults=())
+        done = run(folder, overrides(start, *more), steps=1, timeout=480, defaults=CONFIG)
         step = done.steps[1]
         gradients[copies] = [step[f"drmas/model/{model}/grad_norm"] for model in AGENTS.values()]
         print(f"\n{copies}: gradient norms of main and sub {gradients[copies]}")
