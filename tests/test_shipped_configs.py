@@ -37,6 +37,28 @@ def test_it_passes_our_checks_and_verls(shipped):
     assert (config.trainer.device == "cpu") is name.startswith("cpu")
 
 
+# M-GRPO's arms, as the README names them: overrides, and which agents are trained on which models.
+DROP_SUB = ["~drmas.workflow.subs.searcher", "~drmas.agents.searcher", "~drmas.models.sub"]
+ARMS = {
+    "co_train": ([], {"main": "main", "searcher": "sub"}),
+    "main_only": (["drmas.models.sub.trainable=false"], {"main": "main"}),
+    "shared": (["drmas.agents.searcher.model=main", "~drmas.models.sub"], {"main": "main", "searcher": "main"}),
+    "unaligned": (["drmas.alignment.mode=none"], {"main": "main", "searcher": "sub"}),
+    "single": ([*DROP_SUB, "drmas.workflow.main_tools=[reason,search,visit]"], {"main": "main"}),
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_arms_of_mgrpo_pass_our_checks_and_verls(arm):
+    overrides, trained = ARMS[arm]
+    config = compose_as_verl(["--config-name", "mgrpo", "actor_rollout_ref.model.path=org/model", *overrides])
+    prepared = prepare_keys(config)
+    validate_with_verl(config, prepared.policies)
+    section = prepared.section
+    assert {a: section.agent(a).model for a in prepared.agents() if section.trained(a)} == trained
+    assert (section.alignment.mode == "none") is (arm == "unaligned")
+
+
 @pytest.mark.parametrize("engine", ["megatron", "dp"])
 @pytest.mark.parametrize("servers", ["vllm", "sglang"])
 def test_engines_and_mappings_combine(engine, servers):

@@ -13,6 +13,8 @@ import torch
 from launch import run
 from safetensors.torch import load_file
 
+from verl_drmas.data.parquet import read_rows
+
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 STEPS, PROMPTS, SESSIONS = 3, 4, 4
 AGENTS = {"main": "main", "finder": "sub"}
@@ -51,7 +53,8 @@ def start():
 @pytest.fixture(scope="module")
 def job(start):
     folder = Path(tempfile.mkdtemp(prefix="g"))
-    more = [f"trainer.rollout_data_dir={folder / 'dump'}", f"trainer.save_freq={STEPS}"]
+    stages = f"[{{name: easy, files: [{start.train}], until_step: 2}}, {{name: hard, files: [{start.val}]}}]"
+    more = [f"trainer.rollout_data_dir={folder / 'dump'}", f"trainer.save_freq={STEPS}", f"drmas.curriculum={stages}"]
     yield run(folder, overrides(start, *more), steps=STEPS, timeout=480, defaults=CONFIG)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -100,6 +103,14 @@ def test_both_models_really_change(job, start):
         after = {name: getattr(weight, "to_local", lambda w=weight: w)() for name, weight in after.items()}
         moved = [name for name, weight in before.items() if not torch.equal(after[name].cpu(), weight)]
         assert len(moved) > len(before) * 0.9, f"{model}: {len(moved)} of {len(before)}"
+
+
+def test_the_stages_of_the_curriculum_follow_each_other(job, start):
+    assert [step["drmas/curriculum/stage"] for _, step in sorted(job.steps.items())] == [1, 1, 2]
+    held_out = {row["extra_info"]["index"] for row in read_rows(start.val)}
+    for step in range(1, STEPS + 1):
+        indices = {row["index"] for row in rows(job, step)}
+        assert (indices <= held_out) is (step == STEPS)
 
 
 def test_a_trajectory_of_several_turns_is_one_row(job):

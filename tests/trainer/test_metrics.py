@@ -68,6 +68,17 @@ def test_agent_metrics_by_hand():
     assert metrics["drmas/agent/verifier/reward/mean"] == 1.0
 
 
+def test_reward_parts_are_averaged_over_the_rows_that_have_them():
+    """A row whose judge failed has no such term, and must not count as one judged 0."""
+    built = step()
+    parts = [{"format": 0.1, "judge": 0.5}, {}, {"format": 0.2}, {}, {"format": 0.0, "judge": 0.0}]
+    built.rows = [row and replace(row, parts=parts[ROWS.index(row)]) for row in built.rows]
+    metrics = agent_metrics(built)
+    assert metrics["drmas/agent/solver/reward_part/format/mean"] == pytest.approx(0.1)
+    assert metrics["drmas/agent/solver/reward_part/judge/mean"] == 0.25
+    assert "drmas/agent/verifier/reward_part/format/mean" not in metrics
+
+
 @pytest.mark.parametrize(("place", "flat"), [("inside", 0.0), ("outside", 1.0)])
 def test_a_group_has_the_spread_that_its_statistics_saw(place, flat):
     """Equal outcomes, one invalid action: the penalty gives the group a spread only if it enters the statistics."""

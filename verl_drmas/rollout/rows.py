@@ -26,6 +26,7 @@ class Row:
         counts: Numbers of this activation (cut characters, turns, ...).
         failed: Why the row's session failed; empty: it ended well.
         fault: What outside the team kept the activation from having its effect; empty: nothing.
+        parts: The activation's own reward terms by name.
         acc: Whether the session's answer was right; None where nobody can say.
     """
 
@@ -42,6 +43,7 @@ class Row:
     failed: str = ""
     fault: str = ""
     acc: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def read(cls, key: str, extra_fields: Mapping[str, Any], index: Any, model_id: str) -> Row:
@@ -60,6 +62,7 @@ class Row:
             counts=extra_fields.get("counts") or {},
             failed=extra_fields.get("failed") or "",
             fault=extra_fields.get("fault") or "",
+            parts=extra_fields.get("reward_parts") or {},
             acc=(extra_fields.get("reward_extra_info") or {}).get("acc"),
         )
 

@@ -43,8 +43,15 @@ def agent_metrics(step: StepRows) -> dict[str, float]:
         numbers["token_share"] = float(step.tokens[mine].sum() / max(1, step.tokens.sum()))
         for name in sorted({key for count in counts for key in count}):
             numbers[f"{name}/mean"] = float(np.mean([count.get(name, 0.0) for count in counts]))
+        numbers |= _part_means([row.parts for row, m in zip(rows, mine, strict=True) if m])
         metrics |= {f"drmas/agent/{agent_id}/{name}": value for name, value in numbers.items()}
     return metrics
+
+
+def _part_means(parts: list[dict[str, float]]) -> dict[str, float]:
+    """`reward_part/<name>/mean`, each over the rows that have the term: one without a judgement has no such term."""
+    names = sorted({name for part in parts for name in part})
+    return {f"reward_part/{name}/mean": float(np.mean([p[name] for p in parts if name in p])) for name in names}
 
 
 def model_metrics(model_id: str, own: dict[str, float], *, alone: bool) -> dict[str, float]:
