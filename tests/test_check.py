@@ -537,12 +537,12 @@ def test_a_workflow_that_refuses_to_be_built_is_one_line(monkeypatch):
 
 def test_a_gpu_config_on_a_machine_without_one_is_refused(make, monkeypatch):
     monkeypatch.delenv("VERL_PLATFORM")
-    monkeypatch.setattr("verl_drmas.check._has_accelerator", lambda: False)
+    monkeypatch.setattr("verl_drmas.check_machine._has_accelerator", lambda: False)
     assert refusal(make("gpu")) == (
         "trainer.device is 'cuda', but this machine has no GPU; for a CPU run set VERL_PLATFORM=cpu and add "
         "+drmas_runtime=cpu"
     )
-    monkeypatch.setattr("verl_drmas.check._has_accelerator", lambda: True)
+    monkeypatch.setattr("verl_drmas.check_machine._has_accelerator", lambda: True)
     prepare(make("gpu"))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -111,6 +113,20 @@ def test_the_stages_of_the_curriculum_follow_each_other(job, start):
     for step in range(1, STEPS + 1):
         indices = {row["index"] for row in rows(job, step)}
         assert (indices <= held_out) is (step == STEPS)
+
+
+def test_data_filter_measures_prompts_by_the_runs_dumps(job, start):
+    out = job.folder / "band.parquet"
+    command = [sys.executable, "-m", "verl_drmas.cli", "data", "filter", str(start.train), "-o", str(out)]
+    command += ["--run", str(job.folder / "dump"), "--until-step", "2", "--samples", str(SESSIONS), "--high", "1.0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    right = {}
+    for step in (1, 2):
+        for row in rows(job, step):
+            right.setdefault(row["index"], {})[step, row["session"]] = row["acc"]
+    kept = {row["extra_info"]["index"]: row["extra_info"]["success_rate"] for row in read_rows(out)}
+    assert kept == {index: pytest.approx(sum(accs.values()) / len(accs)) for index, accs in right.items()}
 
 
 def test_a_trajectory_of_several_turns_is_one_row(job):
