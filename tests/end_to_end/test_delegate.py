@@ -135,17 +135,3 @@ def test_a_trajectory_of_several_turns_is_one_row(job):
         assert numbers["drmas/agent/main/activations_per_session"] == 1
         assert numbers["drmas/workflow/main_turns"] > 1
         assert numbers["drmas/agent/finder/activations_per_session"] == numbers["drmas/workflow/delegations"]
-
-
-@pytest.mark.drill
-def test_physical_copies_give_the_same_advantages_and_nearly_the_same_update(start, short_tmp):
-    """Weights are exact in float64 (tests/advantage); here through a whole step, up to float32 and padding."""
-    gradients = {}
-    for copies in ("weights", "physical"):
-        folder = short_tmp / copies
-        more = [f"drmas.alignment.copies={copies}", "drmas.alignment.target=4", "data.shuffle=false"]
-        done = run(folder, overrides(start, *more), steps=1, timeout=480, defaults=CONFIG)
-        step = done.steps[1]
-        gradients[copies] = [step[f"drmas/model/{model}/grad_norm"] for model in AGENTS.values()]
-        print(f"\n{copies}: gradient norms of main and sub {gradients[copies]}")
-    assert gradients["weights"][0] == pytest.approx(gradients["physical"][0], rel=1e-4)
