@@ -130,8 +130,6 @@ NAMES: tuple[Name, ...] = (
     Name("verl.tools.function_tool", "normalize_function_tool_return", "what a function tool gives"),
     Name("verl.tools.schemas", "OpenAIFunctionToolSchema", "schemas as verl's parsers take them"),
     Name("verl.tools.schemas", "ToolResponse", "what a tool gives", members={"is_empty": ""}),
-    Name("verl.tools.tool_registry", "load_all_tools", "loading verl's tools", "tool_config_path function_tool_path"),
-    Name("verl.utils.import_utils", "resolve_config_path", "paths of verl's tools"),
     # -- data
     Name("verl.trainer.ppo.utils", "create_rl_dataset", "a data set a stage", "data_paths data_config tokenizer"),
     Name("verl.utils.dataset.rl_dataset", "collate_fn", "batches of a curriculum"),

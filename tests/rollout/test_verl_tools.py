@@ -9,10 +9,11 @@ from verl.experimental.agent_loop.tool_parser import ToolParser
 from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+from verl.tools.tool_registry import load_all_tools
 from verl.workers.config.rollout import MultiTurnConfig
 
 from verl_drmas.config import ConfigError
-from verl_drmas.rollout.verl_tools import VerlTool, as_tools, open_verl_tools, verl_calls, verl_schemas
+from verl_drmas.rollout.verl_tools import VerlTool, as_tools, verl_calls, verl_schemas
 from verl_drmas.workflows.toolbox import open_tools
 from verl_drmas.workflows.tools import ToolCall, ToolError, ToolOutage, hermes_calls
 
@@ -149,12 +150,13 @@ def test_tools_come_from_verls_own_keys(tmp_path):
         max_tool_response_length=8,
         tool_response_truncate_side="right",
     )
-    tools = open_verl_tools(multi_turn)
+    loaded = load_all_tools(multi_turn.tool_config_path, multi_turn.function_tool_path)
+    tools = as_tools(loaded, multi_turn)
     assert list(tools) == ["add", "double_for_test"]
     assert call(tools["add"], a=1) == "Updated ...(truncated)"
     assert call(tools["double_for_test"], number=21) == "42"
     assert tools["double_for_test"].parameters["properties"]["number"]["type"] == "integer"
-    assert open_verl_tools(MultiTurnConfig()) == {}
+    assert as_tools(load_all_tools(None, None), MultiTurnConfig()) == {}
     assert list(as_tools([Add()], multi_turn)) == ["add"]
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from verl_drmas.retrieval import Hit, Passage, QueryRejected, RetrievalOutage, Retriever
+from verl_drmas.retrieval import Hit, IndexProblem, Passage, QueryRejected, RetrievalOutage, Retriever
 from verl_drmas.workflows import SessionFailed, Task
 from verl_drmas.workflows.scripted import ScriptedTeam
 from verl_drmas.workflows.search_hierarchy import SearchHierarchy
@@ -110,9 +110,10 @@ def test_a_query_that_the_retriever_refuses_is_the_agents_fault_and_counted():
     assert outcome.metrics["rejected_queries"] == 1
 
 
-def test_an_outage_fails_the_session_marks_the_activation_and_is_fed_to_nobody():
+@pytest.mark.parametrize("fault", [RetrievalOutage, IndexProblem])
+def test_an_outage_fails_the_session_marks_the_activation_and_is_fed_to_nobody(fault):
     settings = SearchHierarchy.Settings(retrieval={"local": "unused"})
-    workflow = SearchHierarchy(settings, retriever=Library({"Ada": RetrievalOutage("503 from everywhere")}))
+    workflow = SearchHierarchy(settings, retriever=Library({"Ada": fault("503 from everywhere")}))
     team = ScriptedTeam({"verifier": [NO, YES], "search": [FIRST], "answer": [RIGHT]})
     with pytest.raises(SessionFailed) as failure:
         asyncio.run(workflow.run(TASK, team))

@@ -14,8 +14,6 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.base_tool import BaseTool
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
-from verl.tools.tool_registry import load_all_tools
-from verl.utils.import_utils import resolve_config_path
 
 from verl_drmas.config import ConfigError
 from verl_drmas.workflows.tools import Spoken, Tool, ToolCall, ToolError, ToolOutage
@@ -121,24 +119,13 @@ class VerlTool(Tool):
         return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
 
 
-def open_verl_tools(multi_turn: Any) -> dict[str, Tool]:
-    """The tools of verl's own keys, `actor_rollout_ref.rollout.multi_turn.{tool_config_path,function_tool_path}`.
+def as_tools(tools: Iterable[BaseTool | FunctionTool], multi_turn: Any) -> dict[str, Tool]:
+    """Tools that verl has loaded (its workers' `self.tools`), by name.
 
     Args:
-        multi_turn: That section, as verl's worker has it.
-
-    Returns:
-        The tools by name, cut as the section says; empty where neither key is set.
+        tools: What `multi_turn.tool_config_path` and `function_tool_path` name.
+        multi_turn: That section, as verl's worker has it: it says how long an answer may be and where it is cut.
     """
-    paths = {
-        name: resolve_config_path(path) if (path := getattr(multi_turn, name)) else None
-        for name in ("tool_config_path", "function_tool_path")
-    }
-    return as_tools(load_all_tools(**paths), multi_turn)
-
-
-def as_tools(tools: Iterable[BaseTool | FunctionTool], multi_turn: Any) -> dict[str, Tool]:
-    """Tools that verl has loaded already (its workers' `self.tools`), by name; see `open_verl_tools`."""
     characters, side = multi_turn.max_tool_response_length, multi_turn.tool_response_truncate_side
     return {tool.name: VerlTool(tool, characters=characters, side=side) for tool in tools}
 

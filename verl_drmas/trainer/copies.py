@@ -58,7 +58,6 @@ def _hand_on_metrics(dropped: list[Row], left: dict[str, Row]) -> None:
     for row in dropped:
         if row.metrics is not None:
             heirs = [key for key, other in left.items() if (other.uid, other.session) == (row.uid, row.session)]
-            heir = min(
-                heirs, key=lambda key: left[key].order
-            )  # of more than D trajectories D are left, so there is one
+            # There is one: of more than D trajectories D are left.
+            heir = min(heirs, key=lambda key: left[key].order)
             left[heir] = replace(left[heir], metrics=row.metrics)

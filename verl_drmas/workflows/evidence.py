@@ -51,11 +51,6 @@ class Evidence:
         self.searches.append(Search(query, new))
         return new
 
-    @property
-    def passages(self) -> list[Passage]:
-        """All passages, oldest search first."""
-        return [passage for search in self.searches for passage in search.passages]
-
     def render(
         self, count: Callable[[str], int], budget: int | None = None, sizes: dict[str, int] | None = None
     ) -> tuple[str, Cut]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from verl_drmas.retrieval import (
+    IndexProblem,
     Passage,
     QueryRejected,
     RetrievalOutage,
@@ -176,7 +177,7 @@ class SearchHierarchy(Workflow):
             query.valid = False
             session.counts["rejected_queries"] += 1
             return
-        except RetrievalOutage as outage:
+        except (RetrievalOutage, IndexProblem) as outage:
             query.fault = "retrieval"
             raise SessionFailed("retrieval", str(outage)) from outage
         finally:
