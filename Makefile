@@ -12,11 +12,11 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet $(PIP_ARGS)
 PYTEST = timeout --kill-after=30 $(1) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-.PHONY: help install train train-separate train-heterogeneous train-search train-delegate test test-fast test-processes lint drills bench
+.PHONY: help install train train-separate train-heterogeneous train-search train-delegate train-pair test test-fast test-processes lint drills bench
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make install | train | train-separate | train-heterogeneous | train-search | train-delegate | test | test-fast | test-processes | lint | drills | bench"
+	@echo "make install | train | train-separate | train-heterogeneous | train-search | train-delegate | train-pair | test | test-fast | test-processes | lint | drills | bench"
 
 install: $(STAMP)
 
@@ -36,7 +36,7 @@ train: $(STAMP)
 train-separate train-heterogeneous: train-%: $(STAMP)
 	PATH="$(BIN):$$PATH" recipes/cpu_arithmetic/run.sh --mapping $* $(TRAIN_ARGS)
 
-train-search train-delegate: train-%: $(STAMP)
+train-search train-delegate train-pair: train-%: $(STAMP)
 	PATH="$(BIN):$$PATH" recipes/cpu_$*/run.sh $(TRAIN_ARGS)
 
 test: test-fast test-processes

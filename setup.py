@@ -12,7 +12,8 @@ VERL_RANGE = ">=0.9.1,<0.10"
 
 # math-verify parses with antlr and has one parser for each antlr version; Hydra pins 4.9.3, so this is the one to take.
 MATH = ["math-verify[antlr4-9-3]>=0.9.0"]
-REPORT = ["matplotlib>=3.8"]
+# jinja2 and tensorboard come with verl; the report needs them where it doesn't.
+REPORT = ["jinja2>=3.1", "matplotlib>=3.8", "tensorboard>=2.14"]
 # What rollout workers need to search: an embedded index of words, or a server's client.
 SEARCH = ["aiohttp>=3.10", "bm25s>=0.3", "orjson>=3.9", "PyStemmer>=2.2", "tenacity>=8.3", "yarl>=1.9"]
 # What builds and serves an index. faiss with GPU support has other distributions; any of them serves instead.
@@ -23,6 +24,18 @@ RETRIEVER = [
     "prometheus-client>=0.20",
     "sentence-transformers>=6",
     "starlette>=0.40",
+    "uvicorn[standard]>=0.30",
+]
+# What two decoupled jobs meet in, a database on SQLite or PostgreSQL and a gateway; and what starts both.
+STORE = [
+    "fastapi>=0.115",
+    "httpx>=0.27",
+    "orjson>=3.9",
+    "psutil>=5.9",
+    "psycopg[binary]>=3.1",
+    "sqlalchemy>=2",
+    "starlette>=0.40",
+    "tenacity>=8.3",
     "uvicorn[standard]>=0.30",
 ]
 
@@ -44,7 +57,11 @@ setup(
     # both lie where a reader expects them.
     packages=[*find_packages(include=["verl_drmas", "verl_drmas.*"]), "verl_drmas.configs", "hydra_plugins"],
     package_dir={"verl_drmas.configs": "configs", "hydra_plugins": "verl_drmas/hydra_plugins"},
-    package_data={"verl_drmas.configs": ["*.yaml", "*/*.yaml"], "verl_drmas.cpu": ["requirements.txt"]},
+    package_data={
+        "verl_drmas.configs": ["*.yaml", "*/*.yaml"],
+        "verl_drmas.cpu": ["requirements.txt"],
+        "verl_drmas.report": ["page.html", "paper_tables.json"],
+    },
     install_requires=[
         f"verl{VERL_RANGE}",
         "TransferQueue>=0.1.10",
@@ -64,11 +81,12 @@ setup(
         "report": REPORT,
         "search": SEARCH,
         "retriever": RETRIEVER,
-        "cpu": [*CPU, *MATH, *REPORT, *RETRIEVER],
+        "store": STORE,
+        "cpu": [*CPU, *MATH, *REPORT, *RETRIEVER, *STORE],
         # verl's own extras carry the pins of each engine; `fsdp` brings flash-attn.
-        "gpu": [f"verl[vllm,fsdp]{VERL_RANGE}", *MATH, *REPORT, *SEARCH],
-        "megatron": [f"verl[vllm,megatron]{VERL_RANGE}", *MATH, *REPORT, *SEARCH],
-        "sglang": [f"verl[sglang,fsdp]{VERL_RANGE}", *MATH, *REPORT, *SEARCH],
+        "gpu": [f"verl[vllm,fsdp]{VERL_RANGE}", *MATH, *REPORT, *SEARCH, *STORE],
+        "megatron": [f"verl[vllm,megatron]{VERL_RANGE}", *MATH, *REPORT, *SEARCH, *STORE],
+        "sglang": [f"verl[sglang,fsdp]{VERL_RANGE}", *MATH, *REPORT, *SEARCH, *STORE],
         "dev": [
             "httpx>=0.27",
             "hypothesis>=6.100",

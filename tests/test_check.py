@@ -256,6 +256,13 @@ MGRPO = {
 PHYSICAL = {**MGRPO, "drmas.alignment.copies": "physical"}
 
 REFUSED = {
+    "actor_rollout_ref.rollout.enable_rollout_routing_replay": [
+        {
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay": True,
+            "drmas.models": {"base": {}, "far": {"remote": {"store": "sqlite:///pair.db", "role": "far"}}},
+            "drmas.agents.verifier.model": "far",
+        }
+    ],
     "algorithm.filter_groups.metric": [
         {"algorithm.filter_groups.enable": True},
         {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_final_reward"},
@@ -767,3 +774,80 @@ def test_an_error_names_the_model_that_it_is_about(make):
     key = "actor_rollout_ref.model.path"
     models = two_models(actor_rollout_ref={"model": {"path": "/no/model"}})
     assert refusal(make(**models)) == f"model b: {key} is '/no/model', which is no folder; give one, or a model id"
+
+
+# -- a pair of jobs ----------------------------------------------------------------------------------------------------
+
+FAR = {"base": {}, "far": {"remote": {"store": "sqlite:///pair.db", "role": "far"}}}
+
+
+@pytest.fixture
+def pair(make, monkeypatch):
+    """Configurations of the job that plays and of the one that trains the verifier."""
+    monkeypatch.setenv("DRMAS_GATEWAY_TOKEN", "long and random")
+
+    def pair(which, **changes):
+        if which == "main":
+            return make(**{"drmas.models": FAR, "drmas.agents.verifier.model": "far", **changes})
+        config = make(**{MODE: "drmas_store", "drmas.store": {"url": "sqlite:///pair.db", "role": "far"}, **changes})
+        del config.drmas.agents["solver"]
+        return config
+
+    return pair
+
+
+def test_a_job_that_plays_for_another_needs_what_every_job_needs(pair):
+    config = pair("main")
+    prepared = prepare(config)
+    assert prepared.agents() == ("solver", "verifier") and list(prepared.policies) == ["base", "far"]
+    assert prepare_trainer(config).filled == {}
+    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class.endswith("TeamManager")
+
+
+def test_a_job_that_plays_no_sessions_needs_no_data_and_validates_nothing(pair):
+    config = pair(
+        "sub", **{"data.train_files": "/no/file", "data.val_files": "/no/file", "trainer.val_before_train": True}
+    )
+    prepared = prepare(config)
+    assert prepared.agents() == ("verifier",) and prepared.found == ""
+    assert prepared.filled[f"{ROLLOUT}.agent.agent_loop_manager_class"] == "verl_drmas.rollout.worker.IdleManager"
+    assert (config.trainer.val_before_train, config.trainer.test_freq) == (False, -1)
+    assert f"{ROLLOUT}.agent.default_agent_loop" not in prepared.filled
+    assert prepare_trainer(config).filled == {}
+
+
+def test_the_idle_manager_is_what_verl_looks_for():
+    from verl.utils.import_utils import load_class_from_fqn
+
+    from verl_drmas.check import IDLE_MANAGER
+
+    manager = load_class_from_fqn(IDLE_MANAGER, "AgentLoopManager").create(config=None, llm_client=None)
+    assert manager.report() == {}
+    with pytest.raises(NotImplementedError, match="plays no sessions"):
+        manager.generate_sequences(None)
+
+
+@pytest.mark.parametrize("which", ["main", "sub"])
+@pytest.mark.parametrize("estimator", ["grpo_team", "grpo_activation", "drmas_mean", "drmas_std"])
+def test_statistics_over_all_agents_are_refused_where_some_are_another_jobs(pair, make, which, estimator):
+    line = refusal(pair(which, **{"algorithm.adv_estimator": estimator}))
+    assert line.startswith(f"algorithm.adv_estimator={estimator}: its statistics are over all agents of a prompt")
+    prepare(make(**{"algorithm.adv_estimator": estimator}))  # in one job they are there
+
+
+@pytest.mark.parametrize("which", ["main", "sub"])
+def test_statistics_of_an_agents_own_are_fine_in_a_pair(pair, which):
+    for own in ({"algorithm.adv_estimator": "drmas"}, {"algorithm.adv_estimator": "rloo", "drmas.group_by": "agent"}):
+        prepare(pair(which, **own))
+
+
+@pytest.mark.parametrize("which", ["main", "sub"])
+def test_a_pair_without_a_token_is_refused(pair, monkeypatch, which):
+    config = pair(which)
+    monkeypatch.delenv("DRMAS_GATEWAY_TOKEN")
+    assert "DRMAS_GATEWAY_TOKEN" in refusal(config)
+
+
+def test_mode_and_store_belong_together(pair):
+    assert refusal(pair("sub", **{MODE: "drmas_sync"})).startswith("drmas.store is set, and ")
+    assert "drmas.store is not set" in refusal(pair("sub", **{"drmas.store": None}))

@@ -252,3 +252,29 @@ def test_a_step_is_shown_for_every_trained_model(files, three, capsys):
     assert "drmas.models.large.actor_rollout_ref.actor.fsdp_config.optimizer_offload=True" in filled  # it shares
     assert "drmas.models.served.actor_rollout_ref.rollout.load_format=auto" in filled  # nobody sends it weights
     assert "drmas.models.small" not in filled
+
+
+# -- a pair of jobs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def token(monkeypatch):
+    monkeypatch.setenv("DRMAS_GATEWAY_TOKEN", "long and random")
+
+
+def test_a_model_of_another_job_is_shown_without_gpus(check, token):
+    remote = [f"+drmas.models.far.remote.{key}" for key in ("store=sqlite:///pair.db", "role=finders")]
+    status, text = check("+drmas=solver_verifier", "+drmas.models.base={}", *remote, "drmas.agents.verifier.model=far")
+    assert status == 0 and text.endswith("ready")
+    assert "far verifier by another" in text and "its gateway" in text and "finders" in text  # cells may wrap
+    assert "base solver yes" in text and "updates of base 2 x 1 epochs" in text
+    assert "updates of far" not in text and "verifier far elsewhere" in text
+
+
+def test_a_job_that_trains_on_anothers_sessions_is_shown(check, token):
+    store = ["+drmas.store.url=sqlite:///pair.db", "+drmas.store.role=finders", "~drmas.agents.solver"]
+    status, text = check("+drmas=solver_verifier", "trainer.v1.trainer_mode=drmas_store", *store)
+    assert status == 0 and text.endswith("ready")
+    assert "verifier base yes" in text and "solver base" not in text
+    assert "agent_loop_manager_class=verl_drmas.rollout.worker.IdleManager" in text
+    assert "long and random" not in text

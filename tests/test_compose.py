@@ -133,7 +133,7 @@ def test_every_key_of_the_run_exists_in_verl(make):
             "drmas.models.b.pool is 'rihgt', which ",
         ),
         ({"a": {}, "b": {}}, {"right": {"n_gpus_per_node": 1}}, "drmas.pools.right: no model is in it; "),
-        ({"a": {"trainable": False}}, {}, "drmas.models has no trainable model"),
+        ({"a": {"trainable": False}}, {}, "drmas.models has no model that this job trains"),
         ({"a": {}, "mute": {}}, {}, "drmas.models.mute: none of its agents is trained (verifier); set "),
         (
             {"a": {}, "b": {"trainable": False, "init_from": "x"}},
@@ -269,3 +269,41 @@ def test_one_model_with_overrides_is_the_runs_own_configuration(make):
     assert config[ROOT].rollout.temperature == prepared.policies["base"][ROOT].rollout.temperature == 0.5
     OmegaConf.resolve(config)
     prepare_trainer(config)
+
+
+# -- a model of another job --------------------------------------------------------------------------------------------
+
+REMOTE = {"store": "sqlite:///pair.db", "role": "sub"}
+
+
+def test_a_remote_model_has_a_configuration_but_no_gpus(make):
+    own = {"model": {"path": "org/far"}, "rollout": {"temperature": 0.5}}
+    config = make({"a": {}, "far": {"remote": REMOTE, ROOT: own}}, **{f"{ROOT}.rollout.n": 4})
+    prepared = prepare_keys(config)
+    far = prepared.policies["far"][ROOT]
+    assert (far.model.path, far.rollout.temperature, far.rollout.n) == ("org/far", 0.5, 4)
+    assert prepared.policies["a"][ROOT].model.path == config[ROOT].model.path == "org/base"
+    assert [pool.models for pool in prepared.pools.values()] == [("a",)]
+    # The model that is left is alone on its GPUs, and offloads nothing for another.
+    assert prepared.policies["a"][ROOT].actor.fsdp_config.optimizer_offload is False
+    assert not [key for key in prepared.filled if "far" in key or "offload" in key]
+    OmegaConf.resolve(config)
+    assert prepare_trainer(config).policies["far"][ROOT].model.path == "org/far"
+
+
+def test_the_runs_path_is_that_of_the_first_model_that_is_trained_here(make):
+    models = {
+        "far": {"remote": REMOTE, ROOT: {"model": {"path": "org/far"}}},
+        "a": {ROOT: {"model": {"path": "org/a"}}},
+    }
+    config = make(models)
+    prepare_keys(config)
+    assert config[ROOT].model.path == "org/a"
+
+
+def test_agents_of_a_remote_model_are_trained_elsewhere(make):
+    """No `none of its agents is trained`, and no refusal of switches that only training reads."""
+    config = make({"a": {}, "far": {"remote": REMOTE}}, **{"drmas.agents.verifier.sampling": {"temperature": 0.5}})
+    assert prepare_keys(config).section.trained("solver")
+    OmegaConf.update(config, f"{ROOT}.model.use_fused_kernels", True, force_add=True)
+    prepare_keys(config)

@@ -15,6 +15,7 @@ from verl_drmas.config import (
     nearest,
     parse,
 )
+from verl_drmas.store.settings import GatewayConfig, RemoteConfig
 
 AGENT = {"solver": {"model": "base"}}
 
@@ -85,7 +86,7 @@ def test_an_agent_that_is_not_listed_is_on_the_first_model():
         (
             {"models": {"base": {"path": "x"}}},
             "drmas.models.base.path: unknown key; known: "
-            "trainable, actor_rollout_ref, pool, updates_per_step, init_from",
+            "trainable, actor_rollout_ref, pool, updates_per_step, init_from, remote",
         ),
         ({"agents": {"solver": {}}}, "drmas.agents.solver.model: missing (an agent without a model); set it"),
         (
@@ -227,6 +228,95 @@ def test_a_target_is_a_whole_number_or_auto(target):
     line = refusal({"alignment": {"target": target}})
     assert line.startswith("drmas.alignment.target") and repr(target) in line
     assert [parse({"alignment": {"target": t}}).alignment.target for t in ("auto", 3)] == ["auto", 3]
+
+
+REMOTE = {"store": "sqlite:///pair.db", "role": "sub"}
+
+
+def with_remote(remote=REMOTE, **model):
+    agents = {"main": {"model": "main"}, "sub": {"model": "far"}}
+    return {"agents": agents, "models": {"main": {}, "far": {"remote": remote, **model}}}
+
+
+def test_a_remote_model_is_trained_but_not_here():
+    config = parse(with_remote())
+    assert config.remote == {"far": RemoteConfig("sqlite:///pair.db", "sub")}
+    assert (config.remote["far"].max_lag, config.remote["far"].stale) == (0, "wait")
+    assert [config.models[m].trained_here for m in config.models] == [True, False] and config.models["far"].trainable
+    assert (config.trained("main"), config.trained("sub")) == (True, False)
+    assert config.store is None and config.gateway == GatewayConfig()
+    assert parse(asdict(config)) == config
+    agents = {"a": {"model": "x"}, "b": {"model": "judge"}}
+    frozen = parse({"agents": agents, "models": {"x": {}, "judge": {"trainable": False}}})
+    assert frozen.remote == {} and not frozen.models["judge"].trained_here
+
+
+def test_a_remote_agents_temperature_mixes_nothing_here():
+    agents = {"main": {"model": "main"}, "sub": {"model": "far", "sampling": {"temperature": 0.5}}}
+    assert not parse({**with_remote(), "agents": agents}).mixes_temperature(1.0)
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        (
+            with_remote(pool="x") | {"pools": {"x": {"n_gpus_per_node": 1}}},
+            "drmas.models.far.pool is set, but the model is another job's (remote); drop it",
+        ),
+        (
+            with_remote(updates_per_step=2),
+            "drmas.models.far.updates_per_step is set, but the model is another job's (remote); drop it",
+        ),
+        (
+            with_remote(init_from="x"),
+            "drmas.models.far.init_from is set, but the model is another job's (remote); drop it",
+        ),
+        (
+            with_remote(actor_rollout_ref={"actor": {"optim": {"lr": 1}}}),
+            "drmas.models.far.actor_rollout_ref.actor is set, but the model is another job's (remote) and has no "
+            "optimiser or training worker here; drop the override, or train the model here",
+        ),
+        (
+            with_remote(trainable=False),
+            "drmas.models.far.remote is set, but the model is frozen; serve a frozen model in this job",
+        ),
+        (with_remote({"store": "x"}), "drmas.models.far.remote.role: missing"),
+        (with_remote({**REMOTE, "role": "a/b"}), "role is 'a/b'; use 1 to 64 letters, digits, '-' and '.'"),
+        (with_remote({**REMOTE, "role": ""}), "role is ''; use 1 to 64"),
+        (with_remote({**REMOTE, "max_lag": -1}), "drmas.models.far.remote.max_lag: -1 is not valid: "),
+        (with_remote({**REMOTE, "stale": "keep"}), "drmas.models.far.remote.stale: 'keep' is not valid: "),
+        (with_remote({**REMOTE, "patience": 0}), "drmas.models.far.remote.patience: 0 is not valid: "),
+        (
+            with_remote({**REMOTE, "max_lagg": 1}),
+            "drmas.models.far.remote.max_lagg: unknown key; did you mean 'max_lag'?",
+        ),
+        ({"models": {"far": {"remote": REMOTE}}}, "drmas.models has no model that this job trains; "),
+        (
+            {
+                "agents": {"a": {"model": "main"}, "b": {"model": "far"}, "c": {"model": "too"}},
+                "models": {"main": {}, "far": {"remote": REMOTE}, "too": {"remote": REMOTE}},
+            },
+            "drmas.models: two models have the same remote.store and remote.role; ",
+        ),
+        ({"store": {"url": "sqlite:///x"}}, "drmas.store.role: missing"),
+        ({"store": {"url": "sqlite:///x", "role": "a", "lease": 0}}, "drmas.store.lease: 0 is not valid: "),
+        (
+            {"store": {"url": "sqlite:///x", "role": "a", "max_attempts": 0}},
+            "drmas.store.max_attempts: 0 is not valid: ",
+        ),
+        ({"gateway": {"port": 65536}}, "port is 65536; the highest is 65535"),
+        ({"gateway": {"tls_cert": "x"}}, "tls_cert and tls_key belong together; set both or neither"),
+    ],
+)
+def test_what_is_wrong_with_a_pair_is_one_line(section, line):
+    found = refusal(section)
+    assert found.startswith("drmas") and line in found
+
+
+def test_two_models_may_meet_their_jobs_in_one_store():
+    models = {"main": {}, "far": {"remote": REMOTE}, "too": {"remote": {**REMOTE, "role": "other"}}}
+    agents = {"a": {"model": "main"}, "b": {"model": "far"}, "c": {"model": "too"}}
+    assert list(parse({"agents": agents, "models": models}).remote) == ["far", "too"]
 
 
 def test_stages_follow_each_other():

@@ -99,7 +99,7 @@ def requirements(distribution, extras=("",)):
 
 
 def test_every_third_party_import_is_declared():
-    declared = requirements("verl-drmas", ("", "math", "report", "retriever")) | requirements("verl")
+    declared = requirements("verl-drmas", ("", "math", "report", "retriever", "store")) | requirements("verl")
     declared |= requirements("accelerate") | requirements("hydra-core")  # torch and omegaconf, which verl doesn't list
     owners = metadata.packages_distributions()
     undeclared = set()

@@ -42,6 +42,14 @@ def test_without_models_of_its_own_the_runs_pool_is_not_made():
     assert list(placement(RUN, section(a={"pool": "left"}, b={"pool": "right"}))) == ["left", "right"]
 
 
+def test_a_remote_model_is_in_no_pool():
+    remote = {"remote": {"store": "sqlite:///pair.db", "role": "sub"}}
+    pools = placement(RUN, section(a={}, far=remote))
+    assert list(pools.values()) == [Pool("run", 8, 2, ("a",))] and not pools["run"].shared
+    check_placement(pools, {"a": policy(), "far": policy(name="sglang", gpu_memory_utilization=0.9)})
+    assert list(placement(RUN, section(far=remote, a={"pool": "left"}))) == ["left"]
+
+
 @pytest.mark.parametrize(("models", "count"), [(1, 3), (3, 3), (4, 4), (7, 7)])
 def test_a_gpu_has_room_for_a_worker_of_each_model(models, count):
     assert Pool("run", 1, 1, tuple(map(str, range(models)))).max_colocate_count == count

@@ -1,12 +1,14 @@
 """The plugin's hooks: planted once, followed when verl's module comes, and loud but harmless when ours is broken."""
 
 import importlib
+import importlib.util
 import logging
 import os
 import subprocess
 import sys
 
 import pytest
+import wrapt
 
 from verl_drmas import plugin
 
@@ -30,7 +32,7 @@ def module(monkeypatch, tmp_path):
 
 
 def plant(monkeypatch, theirs, ours, platform=""):
-    monkeypatch.setattr(plugin, "HOOKS", {theirs: ours})
+    monkeypatch.setattr(plugin, "HOOKS", {theirs: (ours,)})
     monkeypatch.setenv("VERL_PLATFORM", platform)
     plugin.activate()
 
@@ -74,8 +76,21 @@ def test_a_broken_module_of_ours_is_one_warning_and_theirs_still_loads(module, m
 
 
 def test_hooks_name_modules_that_exist():
-    for ours in (*plugin.HOOKS.values(), *plugin.CPU_HOOKS.values()):
-        assert importlib.util.find_spec(ours) is not None, ours
+    for hooks in (plugin.HOOKS, plugin.STORE_HOOKS, plugin.CPU_HOOKS):
+        for ours in (name for names in hooks.values() for name in names):
+            assert importlib.util.find_spec(ours) is not None, ours
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_trainer_on_a_store_is_planted_where_its_libraries_are(monkeypatch, installed):
+    planted = {}
+    monkeypatch.setattr(plugin, "_planted", set())
+    monkeypatch.setattr(plugin, "_follow", lambda ours: ours)
+    monkeypatch.setattr(wrapt, "register_post_import_hook", lambda ours, theirs: planted.update({theirs: ours}))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    plugin.activate()
+    assert ("verl_drmas.trainer.sub" in planted["verl.trainer.ppo.v1"]) is installed
+    assert "verl_drmas.trainer.team" in planted["verl.trainer.ppo.v1"]
 
 
 BROKEN = """

@@ -20,16 +20,19 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_drmas.advantage import ESTIMATORS
 from verl_drmas.check_machine import check_data, check_machine, check_model, check_start
+from verl_drmas.check_pair import STORE_MODE, check_links, check_pair
 from verl_drmas.compose import check_composed, compose_models, policy_config
 from verl_drmas.config import AgentConfig, ConfigError, DrmasConfig, nearest, parse
 from verl_drmas.data.stages import check_curriculum, stage_files
 from verl_drmas.placement import Pool, check_cluster, check_placement, placement
+from verl_drmas.sockets import job_keys
 from verl_drmas.support import GROUP_ESTIMATORS, PER_AGENT, estimator_refusals, get, is_mgrpo, switch_refusals
 from verl_drmas.workflows import Workflow, load_workflow
 
 MODE = "drmas_sync"
 LOOP_NAME = "drmas_team"
 MANAGER = "verl_drmas.rollout.worker.TeamManager"
+IDLE_MANAGER = "verl_drmas.rollout.worker.IdleManager"
 
 
 @dataclass
@@ -55,8 +58,8 @@ class Prepared:
     found: str = ""
 
     def agents(self) -> tuple[str, ...]:
-        """The team; the agents that are listed, or `default`, of a stock agent loop."""
-        if self.workflow is None:
+        """The team, or what a job trains of it; the agents that are listed, or `default`, of a stock agent loop."""
+        if self.workflow is None or self.section.store is not None:
             return tuple(self.section.agents) or ("default",)
         return build_workflow(self.section).agents
 
@@ -77,11 +80,16 @@ def prepare(config: DictConfig) -> Prepared:
     validate_with_verl(config, prepared.policies)
     for model_id, policy in prepared.policies.items():
         with naming(prepared.section, model_id):
-            check_machine(policy)
+            if not prepared.section.models[model_id].remote:
+                check_machine(policy)
             check_model(policy)
             check_start(prepared.section.models[model_id].init_from, policy)
+    check_links(prepared.section)
+    if prepared.section.store is not None:
+        return prepared  # prompts, tools and judges are the other job's
     check_curriculum(config, prepared.section)
-    check_data(config, prepared.workflow, seeded=prepared.section.request_seed is not None)
+    named = prepared.section.request_seed is not None or bool(prepared.section.remote)
+    check_data(config, prepared.workflow, seeded=named)
     prepared.found = check_tools(prepared)
     return prepared
 
@@ -100,7 +108,7 @@ def _prepare(config: DictConfig, *, compose: bool) -> Prepared:
     section = read_section(config)
     mode = get(config, "trainer.v1.trainer_mode")
     estimator = str(get(config, "algorithm.adv_estimator", "gae"))
-    if mode != MODE:
+    if mode not in (MODE, STORE_MODE):
         if estimator in ESTIMATORS or is_mgrpo(config) or "drmas" in config:
             what = "a drmas section" if "drmas" in config else f"algorithm.adv_estimator={estimator}"
             raise ConfigError(
@@ -108,7 +116,8 @@ def _prepare(config: DictConfig, *, compose: bool) -> Prepared:
             )
         raise ConfigError(f"trainer.v1.trainer_mode is {mode!r}; this check is for {MODE}")
     if not get(config, "trainer.use_v1", True):
-        raise ConfigError("trainer.use_v1 is false; drmas_sync is a V1 trainer: set trainer.use_v1=true")
+        raise ConfigError(f"trainer.use_v1 is false; {mode} is a V1 trainer: set trainer.use_v1=true")
+    check_pair(section, mode)
     workflow = check_team(section)
     check_estimator(estimator)
     prepared = Prepared(section, workflow)
@@ -229,7 +238,7 @@ def check_team(section: DrmasConfig) -> type[Workflow] | None:
     except (TypeError, ValueError, ImportError) as error:
         raise ConfigError(f"drmas.workflow: {error}") from None
     model = next(iter(section.models))
-    for agent_id in agents:
+    for agent_id in agents if section.store is None else ():  # the others of the team are another job's
         if agent_id not in section.agents:
             raise ConfigError(
                 f"drmas.agents: workflow {name!r} needs agent {agent_id!r}, which has no model; "
@@ -272,12 +281,16 @@ def _fill(config: DictConfig, prepared: Prepared, estimator: str) -> None:
         # Rows per step vary, and verl's fixed micro-batches need a multiple of them.
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
     }
-    if prepared.workflow is not None:
+    if section.store is not None:
+        wanted["actor_rollout_ref.rollout.agent.agent_loop_manager_class"] = IDLE_MANAGER
+        wanted |= {"trainer.val_before_train": False, "trainer.test_freq": -1}  # it has no prompts to validate on
+    elif prepared.workflow is not None:
         wanted["actor_rollout_ref.rollout.agent.default_agent_loop"] = LOOP_NAME
     if section.curriculum:
         wanted["data.train_files"] = stage_files(section)
     if any(agent.sampling.stop for agent in section.agents.values()):
         wanted["actor_rollout_ref.rollout.skip_tokenizer_init"] = False  # the engine looks for the strings in text
+    wanted |= job_keys(config)  # two jobs on one machine must not share the sockets of their weight updates
     if section.group_by == "agent" and estimator in GROUP_ESTIMATORS:
         wanted["algorithm.adv_estimator"] = PER_AGENT
         wanted["drmas_base_estimator"] = estimator

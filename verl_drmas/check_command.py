@@ -21,7 +21,7 @@ from rich.table import Table
 from verl_drmas.advantage import ESTIMATORS
 from verl_drmas.check import Prepared, prepare
 from verl_drmas.compose import default_updates
-from verl_drmas.config import ConfigError
+from verl_drmas.config import ConfigError, DrmasConfig
 from verl_drmas.placement import pool_of, server_size
 from verl_drmas.support import SWITCHES, get, is_mgrpo
 
@@ -103,7 +103,7 @@ def team_table(config: DictConfig, prepared: Prepared) -> Table:
         table.add_row(
             agent_id,
             agent.model,
-            "yes" if section.trained(agent_id) else "no",
+            _trained(section, agent_id),
             _shown(own.temperature, get(policies[agent.model], f"{rollout}.temperature")),
             _shown(own.top_p, get(policies[agent.model], f"{rollout}.top_p")),
             _shown(agent.prompt_length, get(policies[agent.model], f"{rollout}.prompt_length")),
@@ -141,7 +141,7 @@ def step_table(config: DictConfig, prepared: Prepared) -> Table:
     table.add_row("sessions", f"{sessions} ({prompts} prompts x {n})")
     table.add_row("rows", _rows(prepared, sessions))
     for model_id, policy in prepared.policies.items():
-        if not prepared.section.models[model_id].trainable:
+        if not prepared.section.models[model_id].trained_here:
             continue
         whose = "" if len(prepared.policies) == 1 else f" of {model_id}"
         updates = prepared.section.updates(model_id) or default_updates(policy)
@@ -151,6 +151,13 @@ def step_table(config: DictConfig, prepared: Prepared) -> Table:
     return table
 
 
+def _trained(section: DrmasConfig, agent_id: str) -> str:
+    if section.trained(agent_id):
+        return "yes"
+    agent = section.agent(agent_id)
+    return "elsewhere" if agent.trainable and section.models[agent.model].remote else "no"
+
+
 def model_table(prepared: Prepared) -> Table:
     """The models: how each is trained and served, and where."""
     table = Table(title="models", title_justify="left")
@@ -158,16 +165,19 @@ def model_table(prepared: Prepared) -> Table:
         table.add_column(column)
     section = prepared.section
     for model_id, policy in prepared.policies.items():
-        trained, pool = section.models[model_id].trainable, pool_of(prepared.pools, model_id)
+        remote, trained = section.models[model_id].remote, section.models[model_id].trained_here
+        pool = None if remote else pool_of(prepared.pools, model_id)
         table.add_row(
             model_id,
             ", ".join(section.agents_of(model_id)) or "all",
-            "yes" if trained else "no (served)",
+            "yes" if trained else f"by another job (role {remote.role})" if remote else "no (served)",
             str(get(policy, "actor_rollout_ref.actor.strategy")) if trained else "-",
             f"{get(policy, 'actor_rollout_ref.actor.optim.lr'):g}" if trained else "-",
-            str(get(policy, "actor_rollout_ref.rollout.name")),
-            str(server_size(policy)),
-            f"{pool.name}: {pool.nnodes} x {pool.n_gpus_per_node}" + (" (shared)" if pool.shared else ""),
+            str(get(policy, "actor_rollout_ref.rollout.name")) if pool else "its gateway",
+            str(server_size(policy)) if pool else "-",
+            f"{pool.name}: {pool.nnodes} x {pool.n_gpus_per_node}" + (" (shared)" if pool.shared else "")
+            if pool
+            else "-",
         )
     return table
 

@@ -10,6 +10,7 @@ import typer
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_show_locals=False,  # among them may be a token or a key
     help="Teams of language-model agents on stock verl. Training itself is verl's: python -m verl.trainer.main_ppo",
 )
 
@@ -55,6 +56,22 @@ def retriever(context: typer.Context) -> None:
     from verl_drmas.retrieval.commands import retriever_app
 
     retriever_app(args=context.args, prog_name="verl-drmas retriever")
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def pair(context: typer.Context) -> None:
+    """Start two decoupled jobs on this machine, or print how to start them on two."""
+    from verl_drmas.pair.command import pair_app
+
+    pair_app(args=context.args, prog_name="verl-drmas pair")
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def store(context: typer.Context) -> None:
+    """Look at, check and clean up the database that two decoupled jobs meet in."""
+    from verl_drmas.store.commands import store_app
+
+    store_app(args=context.args, prog_name="verl-drmas store")
 
 
 @app.command()

@@ -6,90 +6,9 @@ moved, instead of a stack trace in the middle of a run.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
-
-@dataclass(frozen=True)
-class Name:
-    """One name of verl, and what hangs on it.
-
-    Attributes:
-        module: The module we import it from.
-        name: The attribute, or a dotted path of attributes.
-        why: What it is for; goes into the doctor's line.
-        parameters: Names of the arguments we pass, separated by blanks.
-        members: Attributes that we call or override, each with the arguments we pass, separated by blanks.
-        attributes: Attributes of its instances that we use, separated by blanks; looked for in the class's source.
-        needs: A module without which `module` can't be imported; where it isn't installed, the name isn't checked.
-    """
-
-    module: str
-    name: str
-    why: str
-    parameters: str = ""
-    members: Mapping[str, str] = field(default_factory=dict)
-    attributes: str = ""
-    needs: str | None = None
-
-
-def missing(names: Sequence[Name] | None = None) -> list[str]:
-    """What the installed verl lacks of the names.
-
-    Args:
-        names: Names to check; None: the whole table.
-
-    Returns:
-        One line for each name, member or parameter that isn't there; empty if all are.
-    """
-    return [line for name in (NAMES if names is None else names) for line in _check(name)]
-
-
-def _check(name: Name) -> Iterator[str]:
-    if name.needs and importlib.util.find_spec(name.needs) is None:
-        return
-    try:
-        found: Any = importlib.import_module(name.module)
-    except ImportError as error:
-        yield f"{name.module} can't be imported ({error}); for: {name.why}"
-        return
-    for part in name.name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
-        yield f"{name.module}.{name.name} is missing; for: {name.why}"
-        return
-    yield from _check_parameters(found, name.parameters, f"{name.module}.{name.name}", name.why)
-    for member, parameters in name.members.items():
-        path = f"{name.module}.{name.name}.{member}"
-        if not hasattr(found, member):
-            yield f"{path} is missing; for: {name.why}"
-        else:
-            yield from _check_parameters(getattr(found, member), parameters, path, name.why)
-    for attribute in name.attributes.split():
-        if not any(re.search(rf"\bself\.{attribute}\b", source) for source in _sources(found)):
-            yield f"{name.module}.{name.name} sets no self.{attribute}; for: {name.why}"
-
-
-def _sources(cls: type) -> list[str]:
-    """Source of a class and of its bases within verl."""
-    return [inspect.getsource(base) for base in cls.__mro__ if base.__module__.split(".")[0] == "verl"]
-
-
-def _check_parameters(function: Any, parameters: str, path: str, why: str) -> Iterator[str]:
-    if not parameters:
-        return
-    known = inspect.signature(function).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values()):
-        return
-    for parameter in parameters.split():
-        if parameter not in known:
-            yield f"{path} takes no {parameter!r}; for: {why}"
-
+from verl_drmas.compat_name import Name, check_name
 
 _V1 = "verl.trainer.ppo.v1"
 _LOOP = "verl.experimental.agent_loop.agent_loop"
@@ -133,6 +52,13 @@ NAMES: tuple[Name, ...] = (
     # -- data
     Name("verl.trainer.ppo.utils", "create_rl_dataset", "a data set a stage", "data_paths data_config tokenizer"),
     Name("verl.utils.dataset.rl_dataset", "collate_fn", "batches of a curriculum"),
+    Name(
+        "verl.utils.dataset.rl_dataset",
+        "RLHFDataset",
+        "prompts of single agents on verl's own loops",
+        "data_files tokenizer config",
+        {"_build_messages": "example key"},
+    ),
     # -- trainer
     Name(
         f"{_V1}.trainer_sync",
@@ -156,6 +82,8 @@ NAMES: tuple[Name, ...] = (
             "_log_rollout_data": "batch timing_raw rollout_data_dir",
             "_maybe_log_val_generations": "inputs outputs scores",
             "_rollout_server_managers": "",
+            "_shutdown_dump_executor": "",
+            "_submit_batch_to_rollout": "batch",
             "_save_checkpoint": "",
             "_setup": "",
             "_step_once": "metrics timing_raw sample_batch_size",
@@ -169,12 +97,14 @@ NAMES: tuple[Name, ...] = (
             "on_sample_end": "",
             "on_step_end": "",
             "on_validate_begin": "",
+            "prepare_step": "",
             "step": "metrics timing_raw",
         },
         "_enable_hybrid_replicas _pending_sync_metrics actor_rollout_wg agent_loop_manager checkpoint_callback "
         "checkpoint_manager config distillation_config global_steps kl_ctrl_in_reward llm_server_manager "
         "ref_policy_wg resource_pool_manager reward_loop_manager role_worker_mapping teacher_model_manager "
-        "processor tokenizer train_dataloader train_dataset trainer_mode use_reference_policy",
+        "processor replay_buffer steps_per_epoch tokenizer total_training_steps train_dataloader train_dataloader_it "
+        "train_dataset trainer_mode use_reference_policy val_dataloader val_dataset",
     ),
     Name(
         f"{_V1}.replay_buffer",
@@ -185,6 +115,7 @@ NAMES: tuple[Name, ...] = (
         "failure_keys finished_keys partitions poll_interval running_keys",
     ),
     Name("verl.experimental.reward_loop", "RewardLoopManager", "rewards of stock agent loops", "config"),
+    Name("verl.utils.tensordict_utils", "list_of_dict_to_tensordict", "rows of another job's sessions"),
     Name("verl.workers.utils.padding", "response_to_nested", "row weights in the loss"),
     Name("verl.trainer.ppo.utils", "need_reference_policy", "a policy's configuration", "config"),
     Name(
@@ -297,8 +228,12 @@ NAMES: tuple[Name, ...] = (
     Name(
         "verl.workers.rollout.llm_server",
         "LLMServerClient",
-        "retries on another server",
-        members={"_acquire_server": "request_id", "generate": "request_id prompt_ids sampling_params"},
+        "retries on another server, answers that go on after a weight update",
+        members={
+            "_acquire_server": "request_id",
+            "_vllm_request_id": "request_id",
+            "generate": "request_id prompt_ids sampling_params",
+        },
         attributes="_load_balancer",
     ),
     Name(
@@ -333,7 +268,13 @@ NAMES: tuple[Name, ...] = (
         "verl.checkpoint_engine",
         "CheckpointEngineManager",
         "leaving a dead server out of weight updates",
-        members={"add_replicas": "replicas", "remove_replicas": "replicas", "sleep_replicas": ""},
+        members={
+            "abort_replicas": "",
+            "add_replicas": "replicas",
+            "remove_replicas": "replicas",
+            "resume_generation_replicas": "",
+            "sleep_replicas": "",
+        },
     ),
     Name(
         "verl.single_controller.ray",
@@ -388,9 +329,16 @@ NAMES: tuple[Name, ...] = (
     ),
     Name("verl.utils.vllm", "resolve_weight_name", "base weights beside an adapter, in vLLM on a CPU", needs="vllm"),
     Name(
+        f"{_VLLM}.vllm_rollout",
+        "ServerAdapter",
+        "sockets of weight updates that are a job's own",
+        attributes="config zmq_handle",
+        needs="vllm",
+    ),
+    Name(
         f"{_VLLM}.utils",
         "vLLMColocateWorkerExtension",
-        "weight updates of vLLM on a CPU",
+        "weight updates of vLLM on a CPU, sockets that are a job's own",
         members={
             "_get_zmq_handle": "",
             "update_weights_from_ipc": "peft_config base_sync_done use_shm",
@@ -399,3 +347,15 @@ NAMES: tuple[Name, ...] = (
         needs="vllm",
     ),
 )
+
+
+def missing(names: Sequence[Name] | None = None) -> list[str]:
+    """What the installed verl lacks of the names.
+
+    Args:
+        names: Names to check; None: the whole table.
+
+    Returns:
+        One line for each name, member or parameter that isn't there; empty if all are.
+    """
+    return [line for name in (NAMES if names is None else names) for line in check_name(name)]

@@ -79,7 +79,8 @@ def policy_config(config: DictConfig, section: DrmasConfig, model_id: str) -> Di
         ConfigError: The model needs its own configuration and nobody composed it.
     """
     policy = copy.deepcopy(config)
-    pool = pool_of(placement(config, section), model_id)
+    remote = section.models[model_id].remote is not None  # it has no GPUs of this job
+    pool = None if remote else pool_of(placement(config, section), model_id)
     with open_dict(policy):
         composed = policy.pop(COMPOSED, None)
         if composed is not None:
@@ -89,7 +90,8 @@ def policy_config(config: DictConfig, section: DrmasConfig, model_id: str) -> Di
                 "drmas.models: models with a configuration of their own are composed by our Hydra callback, which this "
                 "command line goes without; add +drmas=base (or another config of the group)"
             )
-        policy.trainer.n_gpus_per_node, policy.trainer.nnodes = pool.n_gpus_per_node, pool.nnodes
+        if pool is not None:
+            policy.trainer.n_gpus_per_node, policy.trainer.nnodes = pool.n_gpus_per_node, pool.nnodes
     return policy
 
 
@@ -106,14 +108,15 @@ def compose_models(config: DictConfig, section: DrmasConfig) -> dict[str, Any]:
         return {}
     pools, composed, filled = placement(config, section), {}, {}
     for model_id, model in section.models.items():
-        whole, own = _compose(config, model_id, model, pool_of(pools, model_id))
+        pool = None if model.remote else pool_of(pools, model_id)
+        whole, own = _compose(config, model_id, model, pool)
         filled |= {f"drmas.models.{model_id}.{key}": value for key, value in own.items()}
         try:
             composed[model_id] = OmegaConf.to_container(whole[ROOT], resolve=True)
         except OmegaConfBaseException as error:
             raise ConfigError(f"drmas.models.{model_id}.{ROOT}: {' '.join(str(error).split())}") from None
     with open_dict(config):
-        first = next(m for m in section.models if section.models[m].trainable)
+        first = next(m for m in section.models if section.models[m].trained_here)
         paths = {model_id: c["model"]["path"] for model_id, c in composed.items()}
         if config[ROOT].model.path not in paths.values():
             # No model is at the run's path, where verl would look for the data's tokenizer.
@@ -163,7 +166,9 @@ def _needs_own(section: DrmasConfig) -> bool:
     return len(models) > 1 or bool(models[0].actor_rollout_ref or models[0].pool)
 
 
-def _compose(config: DictConfig, model_id: str, model: ModelConfig, pool: Pool) -> tuple[DictConfig, dict[str, Any]]:
+def _compose(
+    config: DictConfig, model_id: str, model: ModelConfig, pool: Pool | None
+) -> tuple[DictConfig, dict[str, Any]]:
     whole = copy.deepcopy(config)
     key = f"drmas.models.{model_id}.{ROOT}"
     with open_dict(whole):
@@ -177,7 +182,8 @@ def _compose(config: DictConfig, model_id: str, model: ModelConfig, pool: Pool) 
             base = _carry_over(base, _defaults_of(before), _defaults_of(family))
         _check_keys(model.actor_rollout_ref, base, key)
         whole[ROOT] = OmegaConf.merge(base, own)
-        whole.trainer.n_gpus_per_node, whole.trainer.nnodes = pool.n_gpus_per_node, pool.nnodes
+        if pool is not None:
+            whole.trainer.n_gpus_per_node, whole.trainer.nnodes = pool.n_gpus_per_node, pool.nnodes
         filled = dict(_follows(whole, model, pool))
         for name, value in filled.items():
             OmegaConf.update(whole, name, value, force_add=True)
@@ -191,13 +197,13 @@ def _raw_overrides(config: DictConfig, model_id: str) -> DictConfig:
     return OmegaConf.create(OmegaConf.to_container(raw, resolve=False) if raw else {})
 
 
-def _follows(whole: DictConfig, model: ModelConfig, pool: Pool) -> Iterator[tuple[str, Any]]:
+def _follows(whole: DictConfig, model: ModelConfig, pool: Pool | None) -> Iterator[tuple[str, Any]]:
     """Keys that follow from how the model is run; a key that the model's own overrides name is left alone."""
     wanted: dict[str, Any] = {}
     if not model.trainable:
         wanted["rollout.load_format"] = "auto"  # nobody sends it weights
         wanted["model.lora_rank"] = 0  # nor an adapter
-    elif pool.shared:
+    elif pool is not None and pool.shared:
         engine = engine_section(str(whole[ROOT].actor.strategy))
         wanted |= {f"actor.{engine}.param_offload": True, f"actor.{engine}.optimizer_offload": True}
         wanted[f"ref.{engine}.param_offload"] = True

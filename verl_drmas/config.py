@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from verl_drmas.store.settings import GatewayConfig, RemoteConfig, StoreConfig
+
 STRICT = ConfigDict(extra="forbid")
 SECTION = "drmas"
 OWN_POOL = "run"  # the pool of models that name none
@@ -92,6 +94,7 @@ class ModelConfig:
         updates_per_step: As `drmas.updates_per_step`, for this model alone.
         init_from: A checkpoint folder `.../global_step_N/actor/<model id>` whose weights (not its optimiser) the model
             starts from; a resume goes before. A reference model stays at `model.path`.
+        remote: The model is another job's, which serves it and trains it on this job's sessions.
     """
 
     trainable: bool = True
@@ -99,6 +102,12 @@ class ModelConfig:
     pool: str | None = None
     updates_per_step: PositiveInt | None = None
     init_from: str | None = None
+    remote: RemoteConfig | None = None
+
+    @property
+    def trained_here(self) -> bool:
+        """True if this job has training workers for it."""
+        return self.trainable and self.remote is None
 
 
 @dataclass(config=STRICT)
@@ -238,6 +247,8 @@ class DrmasConfig:
         alignment: Options of `mgrpo`.
         curriculum: Stages that follow each other; empty: `data.train_files` from the first step to the last.
         show_first_session: Print the first session with prompts, masks and special tokens before the first update.
+        store: Where a job of mode `drmas_store` finds the sessions that it trains on.
+        gateway: The server in front of that job's engines.
     """
 
     workflow: dict[str, Any] | None = None
@@ -253,6 +264,8 @@ class DrmasConfig:
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
     curriculum: list[StageConfig] = field(default_factory=list)
     faults: FaultConfig = field(default_factory=FaultConfig)
+    store: StoreConfig | None = None
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
 
     def __post_init__(self):
         if not self.models:
@@ -277,8 +290,13 @@ class DrmasConfig:
                 raise ValueError(f"pools.{pool}: {pool!r} is the name of the run's own pool; choose another")
             if pool not in {m.pool for m in self.models.values()}:
                 raise ValueError(f"pools.{pool}: no model is in it; set drmas.models.<id>.pool={pool}, or drop it")
-        if not any(model.trainable for model in self.models.values()):
-            raise ValueError("models has no trainable model; a run trains at least one")
+        if not any(model.trained_here for model in self.models.values()):
+            raise ValueError("models has no model that this job trains; a run trains at least one")
+        roles = [(m.remote.store, m.remote.role) for m in self.models.values() if m.remote]
+        if len(set(roles)) < len(roles):
+            raise ValueError(
+                "models: two models have the same remote.store and remote.role; give each a role of its own"
+            )
 
     def _check_model(self, model_id: str, model: ModelConfig) -> None:
         key = f"models.{model_id}"
@@ -299,25 +317,33 @@ class DrmasConfig:
             raise ValueError(
                 f"{key}.pool is {model.pool!r}, which drmas.pools doesn't list; {nearest(model.pool, self.pools)}"
             )
-        if not model.trainable:
+        if model.remote and not model.trainable:
+            raise ValueError(f"{key}.remote is set, but the model is frozen; serve a frozen model in this job")
+        if not model.trained_here:
+            why = "is another job's (remote)" if model.remote else "is frozen (trainable: false)"
             for part in ("actor", "ref"):
                 if part in model.actor_rollout_ref:
                     raise ValueError(
-                        f"{key}.actor_rollout_ref.{part} is set, but the model is frozen (trainable: false) and has no "
-                        "optimiser or training worker; drop the override, or train the model"
+                        f"{key}.actor_rollout_ref.{part} is set, but the model {why} and has no optimiser or training "
+                        "worker here; drop the override, or train the model here"
                     )
-            for name in ("updates_per_step", "init_from"):
+            for name in ("updates_per_step", "init_from", *(["pool"] if model.remote else [])):
                 if getattr(model, name) is not None:
-                    raise ValueError(f"{key}.{name} is set, but the model is frozen (trainable: false); drop it")
+                    raise ValueError(f"{key}.{name} is set, but the model {why}; drop it")
 
     def agents_of(self, model_id: str) -> list[str]:
         """The agents on a model."""
         return [agent_id for agent_id, agent in self.agents.items() if agent.model == model_id]
 
     def trained(self, agent_id: str) -> bool:
-        """True if the agent's rows enter updates: the agent and its model are trainable."""
+        """True if the agent's rows enter this job's updates: the agent is trainable, and its model trained here."""
         agent = self.agent(agent_id)
-        return agent.trainable and self.models[agent.model].trainable
+        return agent.trainable and self.models[agent.model].trained_here
+
+    @property
+    def remote(self) -> dict[str, RemoteConfig]:
+        """The models that another job serves and trains."""
+        return {model_id: model.remote for model_id, model in self.models.items() if model.remote}
 
     def only(self, model_id: str) -> DrmasConfig:
         """The section with this model's agents alone."""

@@ -47,7 +47,8 @@ def placement(config: Any, section: DrmasConfig) -> dict[str, Pool]:
     """The run's pools, by name, in the order of their first model."""
     members: dict[str, list[str]] = {}
     for model_id, model in section.models.items():
-        members.setdefault(model.pool or OWN_POOL, []).append(model_id)
+        if model.remote is None:
+            members.setdefault(model.pool or OWN_POOL, []).append(model_id)
     pools = {}
     for name, models in members.items():
         if name == OWN_POOL:
@@ -59,7 +60,7 @@ def placement(config: Any, section: DrmasConfig) -> dict[str, Pool]:
 
 
 def pool_of(pools: Mapping[str, Pool], model_id: str) -> Pool:
-    """The pool that a model is in."""
+    """The pool that a model is in; a remote one is in none."""
     return next(pool for pool in pools.values() if model_id in pool.models)
 
 

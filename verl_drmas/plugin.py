@@ -8,19 +8,21 @@ reason, because verl logs a failing plugin at DEBUG only.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 from types import ModuleType
 
 logger = logging.getLogger(__name__)
 
-# When verl has imported the module on the left, ours on the right registers itself in it.
+# When verl has imported the module on the left, ours on the right register themselves in it.
 HOOKS = {
-    "verl.trainer.ppo.core_algos": "verl_drmas.trainer.estimators",
-    "verl.trainer.ppo.v1": "verl_drmas.trainer.team",
-    "verl.experimental.agent_loop": "verl_drmas.rollout.loop",
+    "verl.trainer.ppo.core_algos": ("verl_drmas.trainer.estimators",),
+    "verl.trainer.ppo.v1": ("verl_drmas.trainer.team",),
+    "verl.experimental.agent_loop": ("verl_drmas.rollout.loop",),
 }
-CPU_HOOKS = {"verl.workers.engine.fsdp": "verl_drmas.cpu.engine"}
+STORE_HOOKS = {"verl.trainer.ppo.v1": ("verl_drmas.trainer.team", "verl_drmas.trainer.sub")}
+CPU_HOOKS = {"verl.workers.engine.fsdp": ("verl_drmas.cpu.engine",)}
 
 _planted: set[str] = set()
 
@@ -30,12 +32,13 @@ def warn(what: str, error: BaseException) -> None:
     logger.warning("verl-drmas: %s is not available: %s: %s", what, type(error).__name__, error)
 
 
-def _follow(ours: str):
+def _follow(ours: tuple[str, ...]):
     def imported(_: ModuleType) -> None:
-        try:
-            importlib.import_module(ours)
-        except Exception as error:  # noqa: BLE001  a raise here would break verl's own import
-            warn(ours, error)
+        for name in ours:
+            try:
+                importlib.import_module(name)
+            except Exception as error:  # noqa: BLE001  a raise here would break verl's own import
+                warn(name, error)
 
     return imported
 
@@ -45,6 +48,8 @@ def activate() -> None:
     import wrapt
 
     hooks = dict(HOOKS)
+    if importlib.util.find_spec("sqlalchemy"):  # of the extra `store`; `check` says so where it is missing
+        hooks |= STORE_HOOKS
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         importlib.import_module("verl_drmas.cpu.platform")  # first: whatever comes next may ask verl for its platform
         hooks |= CPU_HOOKS

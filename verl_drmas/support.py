@@ -205,6 +205,14 @@ SWITCHES = (
         default=1,
     ),
     Switch(
+        "actor_rollout_ref.rollout.enable_rollout_routing_replay",
+        "supported within one job: which experts a token went to is not handed to another job",
+        lambda c, d: (
+            bool(get(c, "actor_rollout_ref.rollout.enable_rollout_routing_replay", False))
+            and bool(d.remote or d.store is not None)
+        ),
+    ),
+    Switch(
         "actor_rollout_ref.actor.shuffle",
         "refused: it undoes the spreading of padding rows, and an update of padding only has no tokens to average over",
         lambda c, _: bool(get(c, "actor_rollout_ref.actor.shuffle", False)),
@@ -260,7 +268,7 @@ def switch_refusals(policy: Any, section: DrmasConfig) -> list[str]:
 
 
 def estimator_refusals(config: Any, section: DrmasConfig) -> list[str]:
-    """One line if the estimator can't be a team's, or doesn't fit `drmas.group_by`."""
+    """One line if the estimator can't be a team's, or doesn't fit `drmas.group_by` or a pair of jobs."""
     lines = []
     estimator = str(get(config, "algorithm.adv_estimator", "gae"))
     per_agent = section.group_by == "agent"
@@ -280,6 +288,11 @@ def estimator_refusals(config: Any, section: DrmasConfig) -> list[str]:
                 f"algorithm.adv_estimator={PER_AGENT}: is set by the check; name verl's estimator and set "
                 "drmas.group_by=agent"
             )
+    elif (section.remote or section.store is not None) and _spans_agents(estimator):
+        lines.append(
+            f"algorithm.adv_estimator={estimator}: its statistics are over all agents of a prompt, and a job of a pair "
+            f"has the rewards of its own agents only; use drmas or {MGRPO}"
+        )
     elif per_agent and estimator not in GROUP_ESTIMATORS:
         lines.append(f"drmas.group_by=agent: {estimator} is none of {', '.join(GROUP_ESTIMATORS)}")
     elif not per_agent and estimator in GROUP_ESTIMATORS:
@@ -288,3 +301,8 @@ def estimator_refusals(config: Any, section: DrmasConfig) -> list[str]:
             f"{estimator} per agent"
         )
     return lines
+
+
+def _spans_agents(estimator: str) -> bool:
+    switches = ESTIMATORS.get(estimator)
+    return switches is not None and "prompt" in (switches.mean_scope, switches.std_scope)

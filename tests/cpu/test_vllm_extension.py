@@ -54,7 +54,7 @@ def make(monkeypatch):
         monkeypatch.setattr(Receiver, "made", [], raising=False)
         monkeypatch.setattr(vllm_extension, "BucketedWeightReceiver", Receiver)
         monkeypatch.setattr(
-            vllm_extension.vLLMColocateWorkerExtension,
+            vllm_extension.JobWorkerExtension,
             "update_weights_from_ipc",
             lambda self, *args: stock.append(args),
         )

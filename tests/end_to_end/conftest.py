@@ -1,12 +1,15 @@
 """Tiny models and data for the end-to-end tests; the checkout's `recipes` and this folder become importable."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+
+from postgres import postgres_admin  # noqa: E402, F401
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +47,43 @@ def short_tmp(tmp_path_factory: pytest.TempPathFactory):
     folder = Path(tempfile.mkdtemp(prefix="d"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def delegate_start():
+    """Warm models of the delegating team; VERL_DRMAS_TEST_START names a folder that keeps them between runs."""
+    import shutil
+    import tempfile
+
+    from delegate_job import warm
+
+    if kept := os.environ.get("VERL_DRMAS_TEST_START"):
+        yield warm(Path(kept))
+        return
+    folder = Path(tempfile.mkdtemp(prefix="w"))
+    yield warm(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def delegate_run(delegate_start):
+    """The delegating team trained in one job, with a curriculum and dumps: what a pair is held against, too."""
+    import shutil
+    import tempfile
+
+    from delegate_job import CONFIG, STEPS, overrides, stages
+    from launch import run
+
+    folder = Path(tempfile.mkdtemp(prefix="g"))
+    more = [f"trainer.rollout_data_dir={folder / 'dump'}", f"trainer.save_freq={STEPS}", stages(delegate_start)]
+    yield run(folder, overrides(delegate_start, *more), steps=STEPS, timeout=480, defaults=CONFIG)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def postgres_url(postgres_admin: str):  # noqa: F811 - the fixture of this name in `postgres` is a function's
+    """URL of a new PostgreSQL database, the module's own."""
+    from postgres import fresh_database
+
+    with fresh_database(postgres_admin) as url:
+        yield url

@@ -2,71 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
-from launch import run
+from delegate_job import AGENTS, PROMPTS, SESSIONS, STEPS
+from delegate_job import rows as rows_of
 from safetensors.torch import load_file
 
 from verl_drmas.data.parquet import read_rows
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
-STEPS, PROMPTS, SESSIONS = 3, 4, 4
-AGENTS = {"main": "main", "finder": "sub"}
-CONFIG = ("--config-name=cpu_delegate",)
 
 
-def warm(folder: Path):
-    """Models that know the form of calls and results; some ten seconds."""
-    from recipes.cpu_delegate.warm_start import warm_start
-    from recipes.cpu_search.teaching import Settings
-
-    return warm_start(folder, Settings(team="delegate", worlds=60, clean_steps=150, clean_gate={}, bands={}))
+@pytest.fixture
+def start(delegate_start):
+    return delegate_start
 
 
-def overrides(start, *more: str) -> list[str]:
-    from recipes.cpu_delegate.train import own_overrides
-
-    return [
-        *own_overrides(start, seed=1, hops=2),
-        f"data.train_batch_size={PROMPTS}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS}",
-        f"actor_rollout_ref.rollout.n={SESSIONS}",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        "trainer.logger=[file]",
-        *more,
-    ]
-
-
-@pytest.fixture(scope="module")
-def start():
-    folder = Path(tempfile.mkdtemp(prefix="w"))
-    yield warm(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def job(start):
-    folder = Path(tempfile.mkdtemp(prefix="g"))
-    stages = f"[{{name: easy, files: [{start.train}], until_step: 2}}, {{name: hard, files: [{start.val}]}}]"
-    more = [f"trainer.rollout_data_dir={folder / 'dump'}", f"trainer.save_freq={STEPS}", f"drmas.curriculum={stages}"]
-    yield run(folder, overrides(start, *more), steps=STEPS, timeout=480, defaults=CONFIG)
-    shutil.rmtree(folder, ignore_errors=True)
+@pytest.fixture
+def job(delegate_run):
+    return delegate_run
 
 
 def rows(job, step: int) -> list[dict]:
-    """The step's rows as they were dumped, with prompt, session and order taken from their key."""
-    found = [json.loads(line) for line in (job.folder / "dump" / f"{step}.jsonl").read_text().splitlines()]
-    for row in found:
-        row["prompt"], row["session"], row["order"] = row["uid"].rsplit("_", 2)
-    return [row for row in found if row["agent_id"] is not None]
+    return rows_of(job.folder / "dump", step)
 
 
 def test_every_sub_row_belongs_to_a_session_of_the_same_steps_main_batch(job):

@@ -8,7 +8,9 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.v1 import agent_loop_tq
 
+from verl_drmas.config import parse
 from verl_drmas.rollout.activation import Activation
+from verl_drmas.rollout.delivery import Delivery
 from verl_drmas.rollout.rows import DEFAULT_AGENT
 from verl_drmas.rollout.worker import TeamWorker
 from verl_drmas.workflows import SessionFailed
@@ -44,6 +46,7 @@ def worker(reward=None):
     built = object.__new__(TeamWorker)
     built.reward_loop_worker_handles, built.distillation_enabled, built.processor = None, False, None
     built._said_default, built.mm_processor_kwargs = False, {}
+    built.delivery = Delivery(parse({}))
     if reward is not None:
 
         async def compute_score(data):

@@ -10,6 +10,7 @@ import pytest
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
 
 from verl_drmas.config import parse
+from verl_drmas.rollout.delivery import Delivery
 from verl_drmas.rollout.loop import VALIDATE
 from verl_drmas.rollout.worker import TeamManager, TeamWorker, TeamWorkerActor
 from verl_drmas.workflows import SessionFailed
@@ -20,7 +21,7 @@ def worker(monkeypatch):
     """A `TeamWorker` without Ray, whose session is the coroutine `worker.session`."""
     built = object.__new__(TeamWorker)
     built.section = parse({"faults": {"session_timeout": 0.05}})
-    built.failures, built._said_default = Counter(), False
+    built.failures, built._said_default, built.delivery = Counter(), False, Delivery(built.section)
     built.llm_client = SimpleNamespace(retried=0)
 
     async def run(self, sampling_params, trajectory, **kwargs):

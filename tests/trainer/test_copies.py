@@ -1,14 +1,11 @@
 """Copies as rows: in the sample store, in the batch, in the statistics."""
 
-from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transfer_queue as tq
-from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -171,28 +168,6 @@ def test_statistics_of_physical_copies_are_the_weighted_ones(store, mode):
 
 
 # -- verl's sample store itself ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def queue():
-    """TransferQueue's controller and storage in this process, without Ray."""
-    from transfer_queue import interface
-    from transfer_queue.controller import TransferQueueController
-    from transfer_queue.storage.simple_storage import SimpleStorageUnit
-
-    config = OmegaConf.create({}, flags={"allow_objects": True})
-    config = OmegaConf.merge(config, OmegaConf.load(resources.files("transfer_queue") / "config.yaml"))
-    controller = TransferQueueController.__ray_actor_class__()
-    units = [SimpleStorageUnit.__ray_actor_class__(config=dict(config.backend.SimpleStorage)) for _ in range(2)]
-    config.controller.zmq_info = controller.get_zmq_server_info()
-    config.backend.SimpleStorage.zmq_info = {f"unit{i}": unit.get_zmq_server_info() for i, unit in enumerate(units)}
-    before, interface._TQ_CLIENT = interface._TQ_CLIENT, None
-    interface._maybe_create_tq_client(config)
-    yield
-    interface._TQ_CLIENT.close()
-    interface._TQ_CLIENT = before
-    with ThreadPoolExecutor() as pool:  # each waits a second for its threads
-        list(pool.map(lambda unit: unit.shutdown(), units))
 
 
 def stored(prompt, response, row):

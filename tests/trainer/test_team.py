@@ -33,7 +33,7 @@ def trainer(rows: dict[str, Row], *, prompts=2, n=2, report=None, **section) -> 
     made = object.__new__(TeamTrainer)
     agents = {"solver": {"model": "base"}, "verifier": {"model": "base", "trainable": section.pop("trainable", True)}}
     made.section = parse({"agents": agents, **section})
-    made.rows, made.global_steps = rows, 7
+    made.rows, made.global_steps, made.feeds = rows, 7, {}
     made.config = SimpleNamespace(
         data=SimpleNamespace(train_batch_size=prompts),
         actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=n)),

@@ -19,6 +19,7 @@ from verl.workers.rollout import replica as replica_module
 from verl.workers.rollout.utils import ensure_async_iterator
 from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer
 
+from verl_drmas.sockets import EXTENSION, job_socket
 from verl_drmas.trainer.worker import GuardedRollout, TeamActorRolloutRefWorker, use_row_temperature
 
 OPTIONS = (zmq.RCVTIMEO, zmq.SNDTIMEO)
@@ -287,6 +288,22 @@ def test_the_first_models_adapter_is_verls(monkeypatch):
     assert worker.rollout.adapter is made
     assert worker.rollout.replica_rank == 3
     assert worker.rollout.sync_timeout == 7.0
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_a_named_jobs_adapter_sends_to_a_socket_of_its_own(monkeypatch, base):
+    class SocketAdapter(BuiltAdapter):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.config = SimpleNamespace(engine_kwargs={"vllm": {"worker_extension_cls": EXTENSION}})
+            self.zmq_handle = f"ipc:///tmp/replica-{self.replica_rank}.sock"
+
+    for job, named in (("main", True), ("", False)):
+        monkeypatch.setenv("DRMAS_JOB", job)
+        worker, _ = initialised(monkeypatch, {"replica_base": base, "sync_timeout": 7.0}, SocketAdapter)
+        stock = f"ipc:///tmp/replica-{3 + base}.sock"
+        assert worker.rollout.zmq_handle == job_socket(stock)
+        assert (worker.rollout.zmq_handle != stock) is named
 
 
 def test_a_worker_without_servers_has_none_to_guard(monkeypatch):

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from verl.utils.vllm import resolve_weight_name
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from verl_drmas.rollout.vllm_extension import JobWorkerExtension
 
 
-class CpuWorkerExtension(vLLMColocateWorkerExtension):
+class CpuWorkerExtension(JobWorkerExtension):
     """vLLM's CPU linear layers pack their weight and drop the parameter, so loading into the live model can't work.
 
     The buckets are collected and handed to vLLM's own reload, which restores the parameters first. A LoRA adapter's

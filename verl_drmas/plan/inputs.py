@@ -61,7 +61,7 @@ def _model(prepared: Prepared, model_id: str, gpus: int) -> Model:
     agents = [section.agent(agent_id) for agent_id in section.agents_of(model_id)]
     prompt, response = (int(get(policy, f"{ROOT}.rollout.{name}_length")) for name in ("prompt", "response"))
     row = max(((a.prompt_length or prompt) + (a.response_length or response) for a in agents), default=0)
-    trained = section.models[model_id].trainable
+    trained = section.models[model_id].trained_here
     temperature = float(get(policy, f"{ROOT}.rollout.temperature", 1.0))
     scaled = temperature != 1 or section.only(model_id).mixes_temperature(temperature)
     return Model(
@@ -221,7 +221,7 @@ def read_step(config: Any, prepared: Prepared) -> list[ModelStep]:
         if mine:
             rows = tuple(sum(c[i] for c in mine.values()) * sessions for i in (0, 1))
             tokens = sum(counts[a][1] * sessions * _row(policy, section.agent(a)) for a in mine)
-        trained = section.models[model_id].trainable
+        trained = section.models[model_id].trained_here
         epochs = int(get(policy, f"{ROOT}.actor.ppo_epochs", 1))
         updates = (section.updates(model_id) or default_updates(policy)) * epochs if trained else 0
         steps.append(ModelStep(model_id, rows, tokens, updates, syncs=int(trained)))

@@ -13,10 +13,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
 from verl_drmas import __version__
+from verl_drmas.body import BodyTooLong, Refused, read_body
 from verl_drmas.retrieval.batching import Batcher, Searcher
 from verl_drmas.retrieval.limits import ServerSettings
 from verl_drmas.retrieval.measures import Measures
-from verl_drmas.retrieval.wire import Refused, RequestBody, read_request, write_answer
+from verl_drmas.retrieval.wire import RequestBody, read_request, write_answer
 
 JSON = "application/json"
 LEAVE = 1.0  # seconds for what still runs at the very end, when every request has had its time
@@ -88,15 +89,13 @@ async def _body(request: Request, limit: int) -> bytes:
     """The request's body.
 
     Raises:
-        Refused: 413 where it is longer than the limit; it isn't read further than that.
+        Refused: 413 where it is longer than the limit.
     """
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            raise Refused(413, "body", f"the body is longer than {limit} bytes; send fewer or shorter queries")
-    return b"".join(chunks)
+    try:
+        return await read_body(request, limit)
+    except BodyTooLong:
+        text = f"the body is longer than {limit} bytes; send fewer or shorter queries"
+        raise Refused(413, "body", text) from None
 
 
 async def _unless_gone(request: Request, search: asyncio.Future) -> None:

@@ -17,10 +17,10 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
+from verl_drmas.body import Refused
 from verl_drmas.retrieval.limits import ServerSettings
 from verl_drmas.retrieval.measures import Measures
 from verl_drmas.retrieval.passages import Hit
-from verl_drmas.retrieval.wire import Refused
 
 log = logging.getLogger(__name__)
 

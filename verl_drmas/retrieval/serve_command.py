@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import signal
 import socket
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from verl_drmas.listening import is_loopback, listen_at, url_of
 from verl_drmas.retrieval.errors import IndexProblem
 from verl_drmas.retrieval.limits import ServerSettings
 
@@ -67,7 +67,7 @@ def serve_command(
             opened = open_index(index, device=device, faiss_gpu=faiss_gpu, encoder=encoder)
             if not len(opened):
                 raise IndexProblem(f"{index}: the index has no passages; build it from a corpus that has some")
-            if not _loopback(host):
+            if not is_loopback(host):
                 typer.echo(f"warning: {host} is open to other machines, and nobody has to log in to search", err=True)
             serve(opened, settings, bound, grace=grace)
     except (ValueError, ImportError, OSError) as error:
@@ -96,18 +96,12 @@ def bind(host: str, port: int) -> socket.socket:
         OSError: One line that names host, port and fix.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return listen_at(host, port)
     except socket.gaierror as error:
         raise OSError(f"--host {host}: no such address here ({error.strerror})") from error
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
     except OSError as error:
-        bound.close()
         fix = "give another --port, or 0 for a free one"
         raise OSError(f"can't listen on {host} port {port}: {error.strerror}; {fix}") from error
-    return bound
 
 
 def serve(index: ServedIndex, settings: ServerSettings, bound: socket.socket, *, grace: float) -> None:
@@ -117,7 +111,7 @@ def serve(index: ServedIndex, settings: ServerSettings, bound: socket.socket, *,
     from verl_drmas.retrieval.app import create_app
 
     app = create_app(index, settings)
-    line = f"serving {len(index):,} passages ({index.kind}) on {_url(bound)}/retrieve"
+    line = f"serving {len(index):,} passages ({index.kind}) on {url_of(*bound.getsockname()[:2])}/retrieve"
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -143,15 +137,3 @@ def serve(index: ServedIndex, settings: ServerSettings, bound: socket.socket, *,
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     Server(config).run(sockets=[bound])
-
-
-def _url(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

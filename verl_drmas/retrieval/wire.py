@@ -15,23 +15,9 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from verl_drmas.body import Refused
 from verl_drmas.retrieval.limits import ServerSettings
 from verl_drmas.retrieval.passages import Hit, Passage
-
-
-class Refused(Exception):
-    """A request that is not served.
-
-    Attributes:
-        status: HTTP status.
-        reason: Short name of the reason, for the metrics and for clients.
-        text: One line for the caller.
-        retry_after: Seconds after which to come again, if that can help.
-    """
-
-    def __init__(self, status: int, reason: str, text: str, retry_after: int | None = None):
-        super().__init__(text)
-        self.status, self.reason, self.text, self.retry_after = status, reason, text, retry_after
 
 
 class GarbageAnswer(ValueError):

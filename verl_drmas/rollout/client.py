@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 # vLLM's word for an engine process that is gone while its actor lives. Its EngineGenerateError is about one request and
 # recoverable (vllm/v1/engine/exceptions.py): a server must not leave the balancer for it.
 DEAD_ENGINE = "EngineDeadError"
+CUT = ("aborted", "abort")  # verl's and the engines' words for an answer that did not come to its end
 
 
 def is_dead(error: BaseException) -> bool:
@@ -34,6 +35,8 @@ class RetryingClient(LLMServerClient):
 
     Picklable like its base; `retried` counts the calls of this process.
     """
+
+    goes_on = False  # whether an answer that a weight update cut is of use
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -78,7 +81,7 @@ class RetryingClient(LLMServerClient):
             raise
         finally:
             self._asked.pop(request_id, None)
-        if output.stop_reason == "aborted":
+        if output.stop_reason in CUT and not self.goes_on:
             raise SessionFailed("server", "the request was aborted")
         return output
 

@@ -92,7 +92,8 @@ class TeamLoop(AgentLoopBase):
         for model_id, client in self.server_manager.clients.items():
             loop, own = ModelLoop.of(client, self), client.config.actor_rollout_ref.rollout
             differs = {k: own[k] for k in MODEL_SAMPLING if own[k] != self.rollout_config[k]}
-            engines[model_id] = Engine(model_id, client, loop, differs, self._mixes(model_id, loop))
+            remote = model_id in self.section.remote
+            engines[model_id] = Engine(model_id, client, loop, differs, self._mixes(model_id, loop), remote)
         return engines
 
     def _mixes(self, model_id: str, loop: AgentLoopBase) -> bool:

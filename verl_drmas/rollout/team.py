@@ -42,6 +42,7 @@ class Engine:
         loop: verl's helpers, with the model's tokenizer and lengths.
         sampling: What the model samples differently from the run.
         row_temperature: Whether its rows must carry their own temperature to training.
+        remote: Another job serves it, and must know which step a call is of.
     """
 
     model_id: str
@@ -49,6 +50,7 @@ class Engine:
     loop: AgentLoopBase
     sampling: dict[str, Any] = field(default_factory=dict)
     row_temperature: bool = False
+    remote: bool = False
 
     @property
     def tokenizer(self) -> Any:
@@ -214,7 +216,7 @@ class TrainingConversation(Conversation):
         limit = min(room, config.turn_length or room)
         with simple_timer("generate_sequences", self.metrics):
             output = await self.agent.engine.client.generate(
-                uuid4().hex, prompt_ids=self.tokens, sampling_params=self._sampling(limit)
+                uuid4().hex, prompt_ids=self.tokens, sampling_params=self._sampling(limit), **self._of_step()
             )
         sampled = output.token_ids[:room]
         logprobs = output.log_probs[:room] if output.log_probs else None
@@ -288,6 +290,10 @@ class TrainingConversation(Conversation):
             )
         return params
 
+    def _of_step(self) -> dict[str, Any]:
+        task = self.team.task
+        return {"step": task.step, "validate": task.validate} if self.agent.engine.remote else {}
+
     def _note(self, output: Any) -> None:
         """Keep the weight versions an activation spans, and verl's other notes of the engine."""
         fields = dict(output.extra_fields)
@@ -329,6 +335,9 @@ class TrainingConversation(Conversation):
                 "counts": {**self.counts, "turns": float(action.turns), "truncated": float(action.truncated)},
             },
         )
+        temperature = float(self._sampling(1)["temperature"])
         if self.agent.engine.row_temperature:
-            row.row_temperature = float(self._sampling(1)["temperature"])
+            row.row_temperature = temperature
+        if self.agent.engine.remote:  # the job that trains on it decides whether it needs to know
+            row.extra_fields["temperature"] = temperature
         return row

@@ -14,6 +14,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl_drmas.check import read_section
 from verl_drmas.logs import configure_logging
 from verl_drmas.rollout.activation import Activation
+from verl_drmas.rollout.delivery import Delivery
 from verl_drmas.rollout.loop import VALIDATE, tools_report
 from verl_drmas.rollout.rows import DEFAULT_AGENT
 from verl_drmas.workflows import SessionFailed
@@ -33,6 +34,7 @@ class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behi
         configure_logging()
         self.section = read_section(self.config)
         self.failures: Counter[str] = Counter()
+        self.delivery = Delivery(self.section)
         self._said_default = False
 
     async def _run_agent_loop(self, sampling_params: dict[str, Any], trajectory: dict[str, Any], **kwargs: Any) -> None:
@@ -41,16 +43,21 @@ class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behi
         try:
             await asyncio.wait_for(super()._run_agent_loop(sampling_params, trajectory, **kwargs), limit)
         except (TimeoutError, asyncio.TimeoutError):
-            self.failures["timeout"] += 1
+            await self._failed("timeout", trajectory, kwargs)
             if time.monotonic() - began < limit:
                 raise  # a time-out of something inside the session, a tool for example
             raise SessionFailed("timeout", f"no outcome after {limit:g} s (drmas.faults.session_timeout)") from None
         except SessionFailed as failure:
-            self.failures[failure.reason] += 1
+            await self._failed(failure.reason, trajectory, kwargs)
             raise
         except Exception as error:
-            self.failures[type(error).__name__] += 1
+            await self._failed(type(error).__name__, trajectory, kwargs)
             raise
+
+    async def _failed(self, reason: str, trajectory: dict[str, Any], kwargs: dict[str, Any]) -> None:
+        self.failures[reason] += 1
+        if self.delivery.producers and not trajectory["validate"]:
+            await self.delivery.fail(**_place(kwargs), reason=reason)
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         outputs = output if isinstance(output, list) else [output]
@@ -69,6 +76,8 @@ class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behi
             if "agent_id" not in row.extra_fields:
                 self._say_default()
                 row.extra_fields["agent_id"] = DEFAULT_AGENT
+        if self.delivery.producers and not validate:
+            await self.delivery.put(rows, **_place(kwargs), reason=rows[0].extra_fields.get("failed") or "")
         await super()._agent_loop_postprocess(rows, validate, **kwargs)
 
     def _say_default(self) -> None:
@@ -91,6 +100,12 @@ class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behi
             self.llm_client.retried = 0
         self.failures.clear()
         return report
+
+
+def _place(fields: dict[str, Any]) -> dict[str, int]:
+    """Where a session stands in the run, from its data row's fields."""
+    names = {"step": "global_steps", "prompt": "index", "session": "session_id"}
+    return {ours: int(fields[theirs]) for ours, theirs in names.items()}
 
 
 @ray.remote
@@ -124,3 +139,20 @@ class TeamManager(AgentLoopManagerTQ):
         for report in ray.get([worker.report.remote() for worker in self.agent_loop_workers]):
             total.update(report)
         return dict(total)
+
+
+class IdleManager:
+    """The manager of a job that plays no sessions of its own (`drmas_store`)."""
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> IdleManager:
+        """As verl makes a manager; there is nothing to start."""
+        return cls()
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Never asked: the rows come from a store."""
+        raise NotImplementedError("a job of mode drmas_store plays no sessions; the job that fills its store does")
+
+    def report(self) -> dict[str, float]:
+        """Nothing to report."""
+        return {}

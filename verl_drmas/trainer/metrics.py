@@ -20,11 +20,16 @@ _PLACE = re.compile(r"^(actor|training|perf)/")  # where verl files a policy's n
 _OURS = re.compile(r"(rows|padding_rows|padding_share|updates)$|seconds/")  # what `Policy` and `TeamTrainer` add
 
 
-def agent_metrics(step: StepRows) -> dict[str, float]:
-    """`drmas/agent/<agent_id>/...` for every agent that acted."""
+def agent_metrics(step: StepRows, sessions: int | None = None) -> dict[str, float]:
+    """`drmas/agent/<agent_id>/...` for every agent that acted.
+
+    Args:
+        step: The step's rows, with scores and advantages.
+        sessions: That the rows are of; None: as many as have a row.
+    """
     rows, penalty = step.known, step.penalty()
     agents = np.array([row.agent_id for row in rows], dtype=object)
-    sessions = len({(row.uid, row.session) for row in rows})
+    sessions = sessions or len({(row.uid, row.session) for row in rows})
     inside = step.section.advantage.penalty == "inside"
     seen = step.scores - penalty if inside else step.scores  # what the groups' statistics saw
     diagnostics = agent_diagnostics(seen, step.advantage, tokens=step.tokens, **step.ids())

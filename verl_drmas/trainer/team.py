@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import transfer_queue as tq
@@ -24,13 +24,21 @@ from verl_drmas.placement import pool_of
 from verl_drmas.rollout.client import TeamClient
 from verl_drmas.rollout.rows import Row
 from verl_drmas.support import get, is_mgrpo
-from verl_drmas.trainer.alignment import Alignment, alignment_metrics, calls_by_session, copies_of, loss_weights
+from verl_drmas.trainer.alignment import (
+    Alignment,
+    StepAlignment,
+    alignment_metrics,
+    calls_by_session,
+    copies_of,
+    loss_weights,
+)
 from verl_drmas.trainer.buffer import TeamReplayBuffer
 from verl_drmas.trainer.checkpoint import CheckpointedTrainer
 from verl_drmas.trainer.copies import make_copies
 from verl_drmas.trainer.curriculum import StagedTrainer
 from verl_drmas.trainer.estimators import advantage_options
 from verl_drmas.trainer.fan import Fan
+from verl_drmas.trainer.feeding import FeedingTrainer
 from verl_drmas.trainer.first_session import describe_session
 from verl_drmas.trainer.frozen import FrozenModel
 from verl_drmas.trainer.guarded import GuardedTrainer
@@ -54,11 +62,14 @@ from verl_drmas.trainer.transcripts import Transcripts
 from verl_drmas.trainer.written import WrittenTrainer
 from verl_drmas.workflows import load_workflow
 
+if TYPE_CHECKING:
+    from verl_drmas.trainer.remote_model import RemoteModel
+
 logger = logging.getLogger(__name__)
 
 
 @register_trainer("drmas_sync")
-class TeamTrainer(GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTrainer):
+class TeamTrainer(FeedingTrainer, GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTrainer):
     """Trains a team.
 
     It owns data, rollout, rewards and advantages; each policy owns a model, its servers and its optimiser. With one
@@ -103,6 +114,7 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTra
         self._init_tokenizer()
         self._init_dataloader()
         self._init_dump_executor()
+        self._build_feeds()
         self.policies = self._build_policies()
         self.trained = {m: policy for m, policy in self.policies.items() if isinstance(policy, Policy)}
         self.transcripts = Transcripts({m: self._tokenizer_of(policy) for m, policy in self.policies.items()})
@@ -112,21 +124,28 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTra
         self.actor_rollout_wg = Fan({m: p.actor_rollout_wg for m, p in self.trained.items()}, self.lanes)
         self.ref_policy_wg = self.actor_rollout_wg
         # Frozen models wake last: a weight update of another takes more of the GPU than its servers do afterwards.
-        order = [*self.trained, *(m for m in self.policies if m not in self.trained)]
+        order = [*self.trained, *(m for m, policy in self.policies.items() if isinstance(policy, FrozenModel))]
         self.checkpoint_manager = Fan({m: self.policies[m].checkpoint_manager for m in order}, self.lanes)
         self.watchdog = self._build_watchdog()
         self._load_checkpoint()
         if not self.global_steps:
             self._start_from_checkpoints()
+        self._begin_feeding()
 
-    def _build_policies(self) -> dict[str, Policy | FrozenModel]:
+    def _build_policies(self) -> dict[str, Policy | FrozenModel | RemoteModel]:
         """One after another: a model's servers start when the trainers and servers before them have made room."""
         pools = self.prepared.pools
         self.lanes, placed = Lanes(pools), create_pools(pools)
-        policies: dict[str, Policy | FrozenModel] = {}
+        policies: dict[str, Policy | FrozenModel | RemoteModel] = {}
         servers = 0
         for model_id, model in self.section.models.items():
-            pool, config = pool_of(pools, model_id), policy_config(self.config, self.section, model_id)
+            config = policy_config(self.config, self.section, model_id)
+            if model.remote:
+                from verl_drmas.trainer.remote_model import RemoteModel  # with libraries that only a pair needs
+
+                policies[model_id] = RemoteModel(model_id, config, model.remote)
+                continue
+            pool = pool_of(pools, model_id)
             base = next_base(servers, pool.n_gpus_per_node)
             if model.trainable:
                 config = in_rows(config, self.config, self.section.only(model_id))
@@ -149,7 +168,7 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTra
                 policy.start_from(folder)
 
     @staticmethod
-    def _tokenizer_of(policy: Policy | FrozenModel) -> Any:
+    def _tokenizer_of(policy: Policy | FrozenModel | RemoteModel) -> Any:
         known = getattr(policy, "tokenizer", None)
         return known or omega_conf_to_dataclass(policy.config.actor_rollout_ref.model).tokenizer
 
@@ -158,7 +177,9 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTra
         return next(iter(clients.values())) if len(clients) == 1 else TeamClient(clients)
 
     def _rollout_server_managers(self) -> list[Any]:
-        return [policy.llm_server_manager for policy in self.policies.values()]
+        return [
+            policy.llm_server_manager for policy in self.policies.values() if policy.llm_server_manager.get_replicas()
+        ]
 
     def _get_n_gpus_for_throughput(self) -> int:
         return sum(pool.gpus for pool in self.prepared.pools.values())
@@ -239,8 +260,10 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTra
         self._enter("log-probs and advantages")
         batch, self.rows = self._masked.take_out(batch, self._read_rows(batch))
         self._account(metrics)
+        played = self.rows
         if self.alignment is not None:
             batch = self._align(batch)
+        self._hand_over(played, {} if self.alignment is None else self._aligned.target)
         # Rows arrive in completion order; sorted, nothing after this depends on which session ended first.
         batch.reorder(sorted(range(len(batch)), key=lambda i: self.rows[batch.keys[i]].order))
         if not self._shown:
@@ -248,10 +271,14 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTra
         self._padding = {}
         return self._each("_balance_batch", batch, metrics)
 
+    def _aligned_step(self) -> tuple[dict[str, list[int]], StepAlignment]:
+        """Trajectories of each session by sub-agent, and how they are aligned."""
+        calls = calls_by_session(self.rows.values(), self.alignment.aligned)
+        return calls, self.alignment.of_step(calls, self.global_steps)
+
     def _align(self, batch: KVBatchMeta) -> KVBatchMeta:
         """Choose D, and with physical copies make them."""
-        self._calls = calls_by_session(self.rows.values(), self.alignment.aligned)
-        self._aligned = self.alignment.of_step(self._calls, self.global_steps)
+        self._calls, self._aligned = self._aligned_step()
         self._copies_made: np.ndarray | None = None
         if self.section.alignment.copies == "physical":
             known = [self.rows[key] for key in batch.keys]
@@ -346,8 +373,8 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTra
                 metrics[f"drmas/team/{name}"] = metrics.pop(name)
         if step.scores is None:  # an estimator of the user's own, which knows nothing of `StepRows`
             self._read_statistics(batch, step)
-        metrics |= agent_metrics(step)
-        metrics |= workflow_metrics(step.known, self.workflow)
+        metrics |= agent_metrics(step, sessions=self._sessions_played())
+        metrics |= self._team_metrics(step)
         if self.section.advantage.shadow:
             metrics |= shadow_metrics(step, advantage_options(step))
         agents = sorted({*self.section.agents, *(row.agent_id for row in step.known)})
@@ -359,6 +386,13 @@ class TeamTrainer(GuardedTrainer, CheckpointedTrainer, StagedTrainer, WrittenTra
             modes = {m: policy.config.actor_rollout_ref.actor.loss_agg_mode for m, policy in self.trained.items()}
             put_row_weights(batch, row_weights(step, modes))
         return batch
+
+    def _sessions_played(self) -> int | None:
+        """How many sessions the batch's rows are of; None: as many as have a row."""
+
+    def _team_metrics(self, step: StepRows) -> dict[str, float]:
+        """Numbers of the whole team's sessions."""
+        return workflow_metrics(step.known, self.workflow) | self._store_metrics()
 
     def _read_statistics(self, batch: KVBatchMeta, step: StepRows) -> None:
         """Take the rows' scores and advantages from where verl put them, for the metrics."""

@@ -1,4 +1,6 @@
-"""verl's training worker for teams: a temperature per row, and a weight update that outlives a dead server."""
+"""verl's training worker for teams: a temperature per row, a weight update that outlives a dead server, and the job's
+own socket for it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl_drmas.rollout.client import is_dead
+from verl_drmas.sockets import use_job_socket
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +111,7 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
 
 
 class TeamActorRolloutRefWorker(ActorRolloutRefWorker):
-    """`ActorRolloutRefWorker` (verl/workers/engine_workers.py) with the two additions above."""
+    """`ActorRolloutRefWorker` (verl/workers/engine_workers.py) with the additions above."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -125,6 +128,7 @@ class TeamActorRolloutRefWorker(ActorRolloutRefWorker):
                 device_mesh=adapter.device_mesh,
                 replica_rank=adapter.replica_rank + base,
             )
+        use_job_socket(adapter)
         self.rollout = GuardedRollout(adapter, self.config.sync_timeout)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

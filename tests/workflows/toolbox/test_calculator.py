@@ -1,5 +1,5 @@
 import asyncio
-import contextlib
+import gc
 import math
 import time
 
@@ -152,25 +152,39 @@ tokens = st.sampled_from(
 )  # fmt: skip
 
 
+def check_soon(expression):
+    """An answer or a tool's error, a hundred times faster than the bound wherever nothing grows.
+
+    Best of three in this thread's own time, without the collection of what other tests left: a busy machine slows one
+    of them, and an expression that really takes its time is slow each time.
+    """
+    seconds = []
+    for _ in range(3):
+        gc.disable()
+        start = time.thread_time()
+        try:
+            assert isinstance(calculate(expression, digits=4000), str)
+        except ToolError as error:
+            assert str(error) and "\n" not in str(error)
+        finally:
+            seconds.append(time.thread_time() - start)
+            gc.enable()
+        if seconds[-1] < 0.5:
+            return
+    raise AssertionError(f"{expression!r} took {seconds} s")
+
+
 @settings(deadline=None)
 @given(st.text(max_size=60) | st.lists(tokens, max_size=40).map("".join))
 def test_nothing_but_a_tool_error_is_raised_and_soon(expression):
-    start = time.process_time()
-    try:
-        assert isinstance(calculate(expression, digits=4000), str)
-    except ToolError as error:
-        assert str(error) and "\n" not in str(error)
-    assert time.process_time() - start < 0.5
+    check_soon(expression)
 
 
 @pytest.mark.parametrize(
     "expression", ["9**" * 300 + "9", "*".join(["9**999"] * 60), "(" + "*".join(["9"] * 500) + ")**9", "round(1," * 90]
 )
 def test_the_worst_expressions_take_no_time(expression):
-    start = time.process_time()
-    with contextlib.suppress(ToolError):
-        calculate(expression, digits=4000)
-    assert time.process_time() - start < 0.5
+    check_soon(expression)
 
 
 # -- the tool

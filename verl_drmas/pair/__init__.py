@@ -1,0 +1,1 @@
+"""Two training jobs on one machine, started and stopped as one."""

@@ -1,0 +1,1 @@
+"""The database that two decoupled jobs meet in."""
