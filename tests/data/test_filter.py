@@ -12,11 +12,12 @@ import typer
 from aiohttp import web
 from typer.testing import CliRunner
 
-from verl_drmas.data.filter import Band, Journal, Tally, tallies_of_run, write_band
-from verl_drmas.data.filter_command import build_workflow, filter_command, task_of
+from verl_drmas.data.filter import Band, Played, Tally, tallies_of_run, write_band
+from verl_drmas.data.filter_command import filter_command
 from verl_drmas.data.parquet import check_indices, check_prompts, prompt_row, write_rows
 from verl_drmas.data.search import SEARCH_SCHEMA, question_row
-from verl_drmas.evaluation import completions
+from verl_drmas.evaluation.workflow import build_workflow, task_of
+from verl_drmas.serving import look
 
 runner = CliRunner()
 app = typer.Typer()
@@ -243,7 +244,7 @@ def test_wrong_files_are_one_line(prompts, tmp_path):
 
 
 def test_a_server_that_is_not_there_is_said_at_once(prompts, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(completions, "CHECK_SECONDS", 2.0)
+    monkeypatch.setattr(look, "CHECK_SECONDS", 2.0)
     code, told = measure(prompts, tmp_path / "a.parquet", server, "--model", "huge")
     assert code == 1 and "--url: " in told and "'huge' is asked for, it has tiny" in told
     assert measure(prompts, tmp_path / "a.parquet", server)[0] == 0  # no session was played: another may be measured
@@ -308,11 +309,11 @@ def test_other_columns_and_types_stay(tmp_path):
 
 def test_a_journal_without_sessions_binds_nobody(tmp_path):
     path = tmp_path / "j.jsonl"
-    Journal(path, {"workflow": "a"}).close()
-    with Journal(path, {"workflow": "b"}) as journal:
+    Played(path, {"workflow": "a"}).close()
+    with Played(path, {"workflow": "b"}) as journal:
         journal.add(1, 0, 1.0)
     with pytest.raises(ValueError, match="another workflow"):
-        Journal(path, {"workflow": "a"})
+        Played(path, {"workflow": "a"})
 
 
 # -- rates of a run

@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from verl_drmas.evaluation import completions
-from verl_drmas.evaluation.completions import Completions, ServedModel, Unanswered
+from verl_drmas.evaluation.completions import Completions, ServedModel
 from verl_drmas.evaluation.endpoint import EndpointTeam, Sampling, server_calls
 from verl_drmas.evaluation.sessions import TooManyFailed, play_session, play_sessions
 from verl_drmas.rollout.seeds import call_seed
+from verl_drmas.serving.client import Unanswered
 from verl_drmas.workflows import Outcome, PromptTooLong, SessionFailed, Task, Workflow, load_workflow
 from verl_drmas.workflows.base import Action
 from verl_drmas.workflows.tools import ToolCall
@@ -23,11 +23,6 @@ from verl_drmas.workflows.turns import read_turn
 KEY = "sk-Zq93-no-such-key"
 TOOLS = [{"type": "function", "function": {"name": "search", "description": "d", "parameters": {"type": "object"}}}]
 ASK = [{"role": "user", "content": "Who?"}]
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch):
-    monkeypatch.setattr(completions, "FIRST_WAIT", 0.01)
 
 
 def says(text, end="stop", calls=None, usage=(11, 3)):

@@ -16,17 +16,17 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from verl_drmas.rewards import judge_endpoint
 from verl_drmas.rewards.judge import ContainsJudge, JudgeProblem, JudgeRequest, JudgeSettings, open_judge
 from verl_drmas.rewards.judge_endpoint import EndpointJudge
 from verl_drmas.rewards.judge_rubric import NoScore, read_reply, write_messages
+from verl_drmas.serving import client
 
 KEY = "sk-Zq93-no-such-key"
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(judge_endpoint, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.01)
 
 
 def request_of(result="Paris, as the page on France says", **given):
@@ -429,7 +429,7 @@ def test_a_redirect_does_not_take_the_key_elsewhere(monkeypatch):
     thief = Script(models=["grader"])
 
     async def scenario(judge):
-        thief_url = judge._servers.pop().url
+        thief_url = judge._client.servers.pop().url
         script.answers = [status(307, location=f"{thief_url}/chat/completions")]
         script.models = web.Response(status=307, headers={"location": f"{thief_url}/models"})
         await asyncio.to_thread(judge.check)
@@ -489,11 +489,10 @@ def test_check_names_what_it_found():
 
 
 def test_a_judge_in_use_can_be_pickled_and_works_in_another_event_loop():
-    judge = ask(lambda judge: _used(judge), Script())
+    judge = ask(lambda judge: _used(judge), Script(), attempts=1)
     other = pickle.loads(pickle.dumps(judge))
     assert other.report()["calls"] == 0
     for of in (judge, other):  # their server is gone, but nothing else is in the way
-        of._settings.attempts = 1
         judgement = asyncio.run(_closing(of, request_of("another")))
         assert judgement.score is None and "ClientConnectorError" in judgement.reason
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl_drmas.data.parquet import check_indices, check_prompts, whole_file
+from verl_drmas.evaluation.journal import Journal, digest, short
 
 RATE, SESSIONS = "success_rate", "sessions"
 
@@ -151,24 +151,24 @@ def write_band(table: pa.Table, tallies: Mapping[int, Tally], band: Band, output
 # -- sessions that are played for it
 
 
-class Journal:
-    """The ended and failed sessions of a measurement, one a line, so that nothing is played twice.
-
-    Its first line says what was measured: sessions of another team or file are not mixed in.
+class Played:
+    """The ended and failed sessions of a measurement, kept in a file so that nothing is played twice.
 
     Args:
         path: The file.
         measured: Prompts, workflow, model and sampling; not how many sessions, nor which band is kept.
+
+    Raises:
+        ValueError: The file holds sessions of something else.
     """
 
     def __init__(self, path: Path, measured: dict[str, Any]):
+        self._journal = Journal(path, measured)
         self.path = path
         self.tallies: dict[int, Tally] = {}
-        if path.exists():
-            self._read(measured)
-        self._file = path.open("a", encoding="utf-8")
-        if self._file.tell() == 0:
-            self._write({"measured": measured})
+        for line in self._journal.lines:
+            if line["success"] is not None:  # failed ones are played again
+                self.tallies.setdefault(line["index"], Tally()).successes[line["session"]] = line["success"]
 
     def open_sessions(self, indices: Iterable[int], samples: int) -> list[tuple[int, int]]:
         """(index, session) of what is left to play; failed sessions are played again."""
@@ -188,54 +188,17 @@ class Journal:
             line |= {"failed": failed, "detail": detail[:300]}
         else:
             tally.successes[session] = success
-        self._write(line)
+        self._journal.add(line)
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._journal.close()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Played:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._file.flush()
-
-    def _read(self, measured: dict[str, Any]) -> None:
-        text = self.path.read_text(encoding="utf-8")
-        whole, _, cut = text.rpartition("\n")
-        if cut:  # the write that a kill cut off
-            self.path.write_text(whole + "\n" if whole else "", encoding="utf-8")
-        try:
-            lines = [json.loads(line) for line in whole.split("\n") if line]
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{self.path}: is no journal of sessions ({error.msg}); delete it") from error
-        if len(lines) < 2:  # no session yet
-            self.path.write_text("", encoding="utf-8")
-            return
-        was = lines[0].get("measured", {})
-        differing = [name for name in measured if was.get(name) != measured[name]]
-        if differing:
-            raise ValueError(
-                f"{self.path}: holds sessions of another {differing[0]} ({_short(was.get(differing[0]))}, now "
-                f"{_short(measured[differing[0]])}); delete it, or give another --output"
-            )
-        for line in lines[1:]:
-            if line["success"] is not None:  # failed ones are played again
-                self.tallies.setdefault(line["index"], Tally()).successes[line["session"]] = line["success"]
-
-
-def digest(rows: Sequence[Any]) -> str:
-    """A short name of some rows' content."""
-    return hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # -- sessions of a run
@@ -271,8 +234,8 @@ def tallies_of_run(folder: Path, golds: Mapping[int, Any], until_step: int | Non
             seen.add(session)
             if digest([row.get("gts")]) != digest([golds[index]]):
                 raise ValueError(
-                    f"{file}: line {number}: prompt {index} has the gold {_short(row.get('gts'))}, in the prompt file "
-                    f"{_short(golds[index])}; give the file that the run was trained on"
+                    f"{file}: line {number}: prompt {index} has the gold {short(row.get('gts'))}, in the prompt file "
+                    f"{short(golds[index])}; give the file that the run was trained on"
                 )
             if row.get("failed"):
                 failures[index] += 1

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import typer
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from verl_drmas.config import nearest, parse
-from verl_drmas.data.filter import Band, Journal, Kept, digest, indices_of, read_prompts, tallies_of_run, write_band
-from verl_drmas.workflows import Task, Workflow, load_workflow
+from verl_drmas.data.filter import Band, Kept, Played, indices_of, read_prompts, tallies_of_run, write_band
+from verl_drmas.evaluation.journal import digest
+from verl_drmas.evaluation.workflow import build_workflow, gold_of, preflight, task_of
+from verl_drmas.workflows import Task, Workflow
 
 if TYPE_CHECKING:
     from verl_drmas.evaluation.completions import ServedModel
@@ -74,7 +73,12 @@ def filter_command(
 
             name = _given("--workflow", workflow)
             served = ServedModel(
-                tuple(url or ()), _given("--model", model), api_key_env, calls, concurrency, timeout=timeout
+                tuple(url or ()),
+                _given("--model", model),
+                api_key_env,
+                concurrency,
+                timeout,
+                calls=calls,
             )
             team = build_workflow(name, setting or [])
             table = read_prompts(prompts, needs_answer=team.needs_answer)
@@ -89,53 +93,12 @@ def filter_command(
     _tell(kept, band, output)
 
 
-def build_workflow(name: str, settings: list[str]) -> Workflow:
-    """The workflow with settings as on verl's command line (`max_rounds=2`, `subs.search.tools=[search]`).
-
-    Raises:
-        ValueError: No such workflow or setting, or a value that it refuses.
-    """
-    cls = load_workflow(name)
-    try:
-        given = OmegaConf.to_container(OmegaConf.from_dotlist(settings), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ValueError(f"--setting: {' '.join(str(error).split())}") from None
-    for key in given:
-        if key not in cls.setting_names():
-            raise ValueError(f"--setting {key}: {name} has no such setting; {nearest(key, cls.setting_names())}")
-    parse(given, cls.Settings, "--setting", strict=True)
-    workflow = cls(cls.Settings(**given))
-    workflow.bring({})
-    return workflow
-
-
-def task_of(row: dict[str, Any], session: int) -> Task:
-    """A session's task, as training has it of the same row."""
-    messages = tuple(dict(m) for m in row["prompt"])
-    users = [m["content"] for m in messages if m.get("role") == "user"]
-    info = row["extra_info"]
-    return Task(
-        question=users[-1] if users else "",
-        answer=gold_of(row.get("reward_model")),
-        messages=messages,
-        data_source=str(row.get("data_source", "unknown")),
-        index=int(info["index"]),
-        session=session,
-        extra=dict(info),
-    )
-
-
-def gold_of(reward_model: dict[str, Any] | None) -> Any:
-    """The gold of a row."""
-    return (reward_model or {}).get("ground_truth")
-
-
 def _measure(
     table: pa.Table,
     workflow: Workflow,
     served: ServedModel,
     sampling: Sampling,
-    journal: Journal,
+    journal: Played,
     samples: int,
     concurrency: int,
     timeout: float,
@@ -148,9 +111,10 @@ def _measure(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from verl_drmas.evaluation.completions import Completions, Unanswered
+    from verl_drmas.evaluation.completions import Completions
     from verl_drmas.evaluation.endpoint import EndpointTeam
     from verl_drmas.evaluation.sessions import TooManyFailed, play_sessions
+    from verl_drmas.serving.client import Unanswered
 
     numbers = {index: number for number, index in enumerate(indices_of(table))}
     left = journal.open_sessions(numbers, samples)
@@ -193,21 +157,9 @@ def _measure(
         ) from error
 
 
-def preflight(workflow: Workflow) -> str:
-    """What the workflow found of its tools.
-
-    Raises:
-        ValueError: As the workflow's `preflight` says it.
-    """
-    try:
-        return workflow.preflight()
-    except Exception as error:  # whatever a user's workflow raises
-        raise ValueError(f"--workflow: {' '.join(str(error).split()) or type(error).__name__}") from error
-
-
 def _journal(
     output: Path, table: pa.Table, workflow: str, settings: list[str], served: ServedModel, sampling: Sampling
-) -> Journal:
+) -> Played:
     columns = table.select([name for name in ("prompt", "reward_model") if name in table.column_names])
     measured = {
         "file of prompts": digest([indices_of(table), columns.to_pylist()]),
@@ -217,7 +169,7 @@ def _journal(
         "sampling": asdict(sampling),
     }
     output.parent.mkdir(parents=True, exist_ok=True)
-    return Journal(output.with_name(f"{output.stem}.partial.jsonl"), measured)
+    return Played(output.with_name(f"{output.stem}.partial.jsonl"), measured)
 
 
 def _rewards(table: pa.Table) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from verl_drmas.evaluation.completions import Completions, ContextFull, Unanswered
+from verl_drmas.evaluation.completions import Completions
 from verl_drmas.rollout.seeds import call_seed
+from verl_drmas.serving.client import Answered, ContextFull, Unanswered
 from verl_drmas.workflows.base import Action, Agent, Conversation, Message, Task, Team, message
 from verl_drmas.workflows.errors import PromptTooLong, SessionFailed
 from verl_drmas.workflows.tools import Spoken, ToolCall, hermes_calls
@@ -23,16 +24,47 @@ class Sampling:
         top_p: None: the server's own.
         max_tokens: Most tokens of one turn; None: what the context leaves.
         seed: Hashed with data row, session and the call's place into each request; None: none is sent.
+        more: Further fields of each request, such as `stop` or vLLM's `top_k`.
     """
 
     temperature: float | None = 1.0
     top_p: float | None = None
     max_tokens: int | None = None
     seed: int | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        if self.temperature is not None and self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature:g}; it must be 0 or above")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p:g}; it must be above 0, and at most 1")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One LLM call that was answered.
+
+    Attributes:
+        agent_id: Who asked.
+        model_id: Of the model that answered.
+        prompt_tokens: It read; None: the server doesn't say.
+        response_tokens: It sampled; None: the server doesn't say.
+        seconds: Of the attempt that was answered.
+        tries: Attempts, with that one.
+    """
+
+    agent_id: str
+    model_id: str
+    prompt_tokens: int | None
+    response_tokens: int | None
+    seconds: float
+    tries: int
 
 
 class EndpointTeam(Team):
-    """The agents of one session.
+    """The agents of one session. `calls` holds every call that was answered so far.
 
     Args:
         models: Served models by model id; they are shared by sessions, and limit the calls in flight.
@@ -51,10 +83,12 @@ class EndpointTeam(Team):
         own: Mapping[str, Sampling] | None = None,
     ):
         self.actions: list[Action] = []
+        self.calls: list[Call] = []
         self.task = task
         default, own = sampling or Sampling(), own or {}
         self._agents = {
-            name: EndpointAgent(self, name, models[model], own.get(name, default)) for name, model in agents.items()
+            name: EndpointAgent(self, name, model, models[model], own.get(name, default))
+            for name, model in agents.items()
         }
 
     def __getitem__(self, agent_id: str) -> Agent:
@@ -64,8 +98,8 @@ class EndpointTeam(Team):
 class EndpointAgent(Agent):
     """One agent of an `EndpointTeam`."""
 
-    def __init__(self, team: EndpointTeam, agent_id: str, model: Completions, sampling: Sampling):
-        self.team, self.agent_id, self.model, self.sampling = team, agent_id, model, sampling
+    def __init__(self, team: EndpointTeam, agent_id: str, model_id: str, model: Completions, sampling: Sampling):
+        self.team, self.agent_id, self.model_id, self.model, self.sampling = team, agent_id, model_id, model, sampling
 
     def converse(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), path: str = ""
@@ -102,20 +136,20 @@ class EndpointConversation(Conversation):
             action.text, action.spoken, action.truncated = "", None, True
             return action
         try:
-            answer = await self.agent.model.complete(self._request())
-        except Unanswered as error:
-            raise SessionFailed("server", str(error)) from error
+            answered = await self.agent.model.ask(self._request())
         except ContextFull as error:
             if not action.turns:
                 raise PromptTooLong(str(error)) from error
             self.full = True  # as in training, where an observation that leaves no room ends the row
             return await self.turn()
-        self._hear(answer)
+        except Unanswered as error:
+            raise SessionFailed("server", str(error)) from error
+        self._hear(answered)
         return action
 
     def _request(self) -> dict[str, Any]:
         own, task, served = self.agent.sampling, self.agent.team.task, self.agent.model.served
-        body: dict[str, Any] = {"messages": self.messages}
+        body: dict[str, Any] = {"messages": self.messages, **served.extra_body, **own.more}
         for name in ("temperature", "top_p", "max_tokens"):
             if getattr(own, name) is not None:
                 body[name] = getattr(own, name)
@@ -132,9 +166,10 @@ class EndpointConversation(Conversation):
             body |= {"tools": self.tools, "tool_choice": "auto" if served.calls == "server" else "none"}
         return body
 
-    def _hear(self, answer: dict[str, Any]) -> None:
-        """Take an answer over into action and messages."""
-        action, choice = self.action, answer["choices"][0]
+    def _hear(self, answered: Answered[dict[str, Any]]) -> None:
+        """Take an answer over into action, messages and calls."""
+        action, agent, answer = self.action, self.agent, answered.value
+        choice = answer["choices"][0]
         said = choice["message"]
         content, raw = said.get("content") or "", said.get("tool_calls") or []
         action.turns += 1
@@ -143,12 +178,20 @@ class EndpointConversation(Conversation):
             action.spoken = server_calls(content, raw) if raw else hermes_calls(content)
         action.text = content + "".join(f"\n{_written(call)}" for call in raw) if raw else content
         self.messages.append({"role": "assistant", "content": content, **({"tool_calls": raw} if raw else {})})
-        usage = answer.get("usage") or {}
+        read, sampled = (_tokens(answer.get("usage"), name) for name in ("prompt_tokens", "completion_tokens"))
+        agent.team.calls.append(
+            Call(agent.agent_id, agent.model_id, read, sampled, answered.seconds, answered.tries),
+        )
         if action.turns == 1:
-            action.prompt_tokens = usage.get("prompt_tokens")
-        sampled = usage.get("completion_tokens")
+            action.prompt_tokens = read
         known = action.response_tokens if action.turns > 1 else 0
         action.response_tokens = None if sampled is None or known is None else known + sampled
+
+
+def _tokens(usage: Any, name: str) -> int | None:
+    """A count of an answer's `usage`; None where the server gives none."""
+    count = usage.get(name) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) and count >= 0 else None
 
 
 def server_calls(content: str, raw: Sequence[Any]) -> Spoken:

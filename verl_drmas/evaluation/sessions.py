@@ -19,6 +19,7 @@ class Session:
 
     Attributes:
         task: What was played.
+        team: Its agents, and what they did.
         outcome: How it ended; None: it failed.
         failed: One word on why it failed; empty: it ended.
         detail: What happened.
@@ -26,6 +27,7 @@ class Session:
     """
 
     task: Task
+    team: Team
     outcome: Outcome | None
     failed: str = ""
     detail: str = ""
@@ -56,12 +58,16 @@ async def play_session(workflow: Workflow, task: Task, team: Team, timeout: floa
     try:
         outcome = await asyncio.wait_for(workflow.run(task, team), timeout)
     except SessionFailed as failure:
-        return Session(task, None, failure.reason, failure.detail, time.monotonic() - start)
+        return Session(task, team, None, failure.reason, failure.detail, time.monotonic() - start)
     except (TimeoutError, asyncio.TimeoutError):
         if timeout is None or time.monotonic() - start < timeout:
             raise  # a time-out of something inside the session
-        return Session(task, None, "timeout", f"no outcome after {timeout:g} s", time.monotonic() - start)
-    return Session(task, outcome, seconds=time.monotonic() - start)
+        return Session(task, team, None, "timeout", f"no outcome after {timeout:g} s", time.monotonic() - start)
+    except Exception as error:
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(f"in session {task.session} of data row {task.index} ({task.data_source})")
+        raise
+    return Session(task, team, outcome, seconds=time.monotonic() - start)
 
 
 async def play_sessions(

@@ -6,13 +6,12 @@ A judge that fails says so (`score` None) and is counted; it never makes a 0 of 
 from __future__ import annotations
 
 import importlib.util
-import re
 import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
-from urllib.parse import urlsplit
 
 from verl_drmas.rewards.qa import golds_of, normalise
+from verl_drmas.serving.settings import check_addresses, check_key_name
 
 
 @dataclass(frozen=True)
@@ -119,15 +118,8 @@ class JudgeSettings:
                 raise ValueError(f"kind is endpoint and {name} is not set; set it, or set kind to none or contains")
             if self.kind != "endpoint" and getattr(self, name):
                 raise ValueError(f"{name} is set and kind is {self.kind}; set kind to endpoint, or leave {name} out")
-        for url in self.urls:
-            parts = urlsplit(url)
-            if "@" in parts.netloc:
-                raise ValueError("urls: one holds a user or password; leave it out and name the key's api_key_env")
-            if parts.scheme not in ("http", "https") or not parts.netloc:
-                raise ValueError(f"urls: {url!r} is no address; write http://host:port/v1")
-        # The value isn't repeated: who errs here may have written the key itself.
-        if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env, re.ASCII):
-            raise ValueError("api_key_env: no name of an environment variable (capitals); write the name, not the key")
+        check_addresses(self.urls)
+        check_key_name(self.api_key_env)
         for name in ("max_tokens", "timeout", "attempts", "deadline", "concurrency", "requests_per_minute", "cache"):
             value = getattr(self, name)
             if value is not None and not value > 0:

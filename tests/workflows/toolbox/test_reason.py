@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from verl_drmas.workflows.toolbox import reason
+from verl_drmas.serving import client
 from verl_drmas.workflows.toolbox.reason import Reason, ReasonSettings
 from verl_drmas.workflows.tools import ToolError, ToolOutage
 
@@ -20,7 +20,7 @@ KEY = "sk-secret-123"
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(reason, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
     monkeypatch.setenv("REASONER_KEY", KEY)
 
 
