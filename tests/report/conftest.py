@@ -1,8 +1,12 @@
 """Synthetic run logs for the report's tests."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for simulated_runs
 
 
 @pytest.fixture
@@ -37,5 +41,35 @@ def team_entries():
             (step, {short[key]: a + (b - a) * (step - 1) / (steps - 1) for key, (a, b) in ends.items()})
             for step in range(1, steps + 1)
         ]
+
+    return make
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Returns a function that writes a run's configuration with some changes and reads it."""
+    from simulated_runs import config_text
+
+    from verl_drmas.report.settings import read_settings
+
+    def read(name="config.yaml", **changes):
+        path = tmp_path / name
+        path.write_text(config_text(**changes))
+        return read_settings(path)
+
+    return read
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Returns a function that writes run folders, by name with options of `write_run`, and reads them."""
+    from simulated_runs import write_run
+
+    from verl_drmas.report.find import find_runs
+
+    def make(**options):
+        for name, own in options.items():
+            write_run(tmp_path / "runs" / name, **own)
+        return find_runs([tmp_path / "runs"])[0]
 
     return make
