@@ -58,6 +58,29 @@ def retriever(context: typer.Context) -> None:
     retriever_app(args=context.args, prog_name="verl-drmas retriever")
 
 
+@app.command("eval", context_settings=PASS_ON, add_help_option=False)
+def evaluate(context: typer.Context) -> None:
+    """Play a workflow on served models over a data set: avg@k, pass@k, tokens, latency and cost per agent."""
+    from verl_drmas.evaluation.command import eval_app
+
+    eval_app(args=context.args, prog_name="verl-drmas eval")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Logs of verl's loggers, run folders, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to.", metavar="DIR")] = Path("report"),
+    tables: Annotated[str, typer.Option(help="The papers' tables: auto (those that a run belongs to), all, none.")] = (
+        "auto"
+    ),
+    title: Annotated[str | None, typer.Option(help="Of the report.")] = None,
+) -> None:
+    """Lay runs beside the papers' numbers: tables, curves, spikes, time and tokens, as Markdown, HTML and PNG."""
+    from verl_drmas.report.command import main as run
+
+    raise typer.Exit(run(runs, out, tables=tables, title=title))
+
+
 @app.command(context_settings=PASS_ON, add_help_option=False)
 def pair(context: typer.Context) -> None:
     """Start two decoupled jobs on this machine, or print how to start them on two."""

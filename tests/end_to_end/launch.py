@@ -98,8 +98,16 @@ class Run:
             time.sleep(0.1)
 
 
-def start(folder: Path, overrides: Sequence[str], *, steps: int, defaults: Sequence[str] = BASE, **env: str) -> Run:
-    """Start a job in a folder of its own; `env` adds environment variables."""
+def start(
+    folder: Path,
+    overrides: Sequence[str],
+    *,
+    steps: int,
+    defaults: Sequence[str] = BASE,
+    program: Sequence[str] = ("-m", "verl.trainer.main_ppo"),
+    **env: str,
+) -> Run:
+    """Start a job in a folder of its own; `env` adds environment variables, `program` is what takes the overrides."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
@@ -118,8 +126,7 @@ def start(folder: Path, overrides: Sequence[str], *, steps: int, defaults: Seque
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
     command = [
         sys.executable,
-        "-m",
-        "verl.trainer.main_ppo",
+        *program,
         *defaults,
         f"trainer.total_training_steps={steps}",
         f"trainer.default_local_dir={folder / 'checkpoints'}",

@@ -37,7 +37,8 @@ def test_a_workflow_is_found_by_name_and_by_path(name, cls):
 
 def test_bundled_names_are_known_before_they_are_imported(monkeypatch):
     monkeypatch.setattr(registry, "_REGISTERED", {})
-    assert workflow_names() == ["arithmetic", "arithmetic_rival", "delegate", "search_hierarchy", "solver_verifier"]
+    known = ["arithmetic", "arithmetic_rival", "delegate", "four_agents", "search_hierarchy", "solver_verifier"]
+    assert workflow_names() == known
     assert load_workflow("arithmetic") is Arithmetic
 
 

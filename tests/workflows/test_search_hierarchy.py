@@ -193,3 +193,15 @@ def test_wrong_settings_are_refused(settings, message):
 def test_a_task_without_a_gold_is_refused():
     with pytest.raises(ValueError, match="gold"):
         play([YES], [], [RIGHT], task=Task(question="q", answer=None))
+
+
+def test_closing_it_closes_the_retriever():
+    closed = []
+
+    class Closing(Library):
+        async def close(self):
+            closed.append(self)
+
+    library = Closing()
+    asyncio.run(SearchHierarchy(SearchHierarchy.Settings(retrieval={"local": "x"}), retriever=library).close())
+    assert closed == [library]

@@ -242,6 +242,10 @@ class Workflow(ABC):
         """
         return {}
 
+    async def close(self) -> None:
+        """Let go of the running event loop's connections; a later session opens new ones."""
+        return None
+
     def reward(self, action: Action, outcome: Outcome) -> float:
         """Reward of one activation: the shared outcome plus the activation's own parts."""
         return outcome.reward + sum(action.reward_parts.values())

@@ -116,11 +116,14 @@ class Delegate(Workflow):
         judged = {} if self.judge is None else self.judge.report()
         return numbers | {f"judge/{key}": value for key, value in judged.items()}
 
+    async def close(self) -> None:
+        closing = [tool.close() for tool in self.tools.values()]
+        await asyncio.gather(*closing, *([] if self.judge is None else [self.judge.close()]))
+
     async def run(self, task: Task, team: Team) -> Outcome:
         session = _Session(task, golds_of(task.answer))
         try:
-            request = [{"role": "user", "content": f"{MAIN_ROLE}\n\nQuestion: {task.question}"}]
-            main = await self.play(MAIN, request, team, session, depth=0, path=MAIN)
+            main = await self.play(MAIN, main_request(task.question), team, session, depth=0, path=MAIN)
             judged = dict(zip(session.judging, await asyncio.gather(*session.judging.values()), strict=True))
         finally:
             for judging in session.judging.values():
@@ -284,6 +287,11 @@ class Delegate(Workflow):
             return {}
         most = (self.settings.max_turns - 1) * self.settings.max_parallel
         return {MAIN: (1, 1), **{name: (0, most) for name in self.settings.subs}}
+
+
+def main_request(question: str) -> list[Message]:
+    """What the main agent sees first."""
+    return [{"role": "user", "content": f"{MAIN_ROLE}\n\nQuestion: {question}"}]
 
 
 def delegate_schema(subs: dict[str, SubSettings]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ _BUNDLED = {
     "arithmetic": "verl_drmas.workflows.arithmetic:Arithmetic",
     "arithmetic_rival": "verl_drmas.workflows.arithmetic:ArithmeticRival",
     "delegate": "verl_drmas.workflows.delegate:Delegate",
+    "four_agents": "verl_drmas.workflows.four_agents:FourAgents",
     "search_hierarchy": "verl_drmas.workflows.search_hierarchy:SearchHierarchy",
     "solver_verifier": "verl_drmas.workflows.solver_verifier:SolverVerifier",
 }

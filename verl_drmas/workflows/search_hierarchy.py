@@ -107,6 +107,9 @@ class SearchHierarchy(Workflow):
     def preflight(self) -> str:
         return self.retriever.check(self.settings.topk)
 
+    async def close(self) -> None:
+        await self.retriever.close()
+
     def report(self) -> dict[str, float]:
         return {f"retrieval/{name}": value for name, value in self.retriever.report().items()}
 

@@ -68,12 +68,9 @@ class SolverVerifier(Workflow):
             if round_ + 1 == self.settings.max_rounds:
                 break
             check = await team["verifier"].act(self.prompt("verifier", task, said))
-            approved = self.judge(check)
+            approved = self.judge(check, correct)
             verdicts.append((approved, correct))
             said.append(("verifier", after_thinking(check.text) or ""))
-            if self.settings.verdict_reward:
-                right = check.valid and approved == bool(correct)
-                check.reward_parts["verdict"] = self.settings.verdict_reward * float(right)
             if approved:
                 break
         return Outcome(reward=scores[-1], correct=scores[-1], answer=answer, metrics=self.metrics(scores, verdicts))
@@ -92,11 +89,15 @@ class SolverVerifier(Workflow):
         solution.parsed, solution.valid = score.answer, score.answer is not None
         return score.answer, score.score
 
-    def judge(self, check: Action) -> bool:
+    def judge(self, check: Action, correct: float) -> bool:
         """Whether the verifier approves; anything but one known verdict is an invalid action."""
         check.parsed = parse_verdict(check.text, words=("approve", "reject"))
         check.valid = check.parsed is not None
-        return (check.parsed or self.settings.on_invalid) == "approve"
+        approved = (check.parsed or self.settings.on_invalid) == "approve"
+        if self.settings.verdict_reward:
+            right = check.valid and approved == bool(correct)
+            check.reward_parts["verdict"] = self.settings.verdict_reward * float(right)
+        return approved
 
     def reward(self, action: Action, outcome: Outcome) -> float:
         if "verdict" in action.reward_parts:  # with a verdict reward the verifier answers for its verdict alone

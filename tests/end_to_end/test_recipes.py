@@ -1,0 +1,126 @@
+"""The smallest run of each kind of the Dr. MAS recipes: scripts and shipped files, made small by overrides alone."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from launch import Run, run
+
+from verl_drmas.data.parquet import prompt_row, write_rows
+from verl_drmas.data.search import SEARCH_SCHEMA, question_row
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(600)]
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+STEPS = 2
+ROLLOUT = "actor_rollout_ref.rollout"
+SMALL = (
+    "+drmas_runtime=cpu",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload=false",
+    "data.dataloader_num_workers=0",
+    "data.train_batch_size=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    f"{ROLLOUT}.n=2",
+    "data.max_prompt_length=400",
+    "data.max_response_length=24",
+    f"{ROLLOUT}.max_model_len=512",
+    f"{ROLLOUT}.max_num_batched_tokens=512",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=-1",
+    "trainer.logger=[file]",
+)
+
+
+def play(folder: Path, recipe: str, options: list[str], overrides: list[str], model: Path, data: Path) -> Run:
+    """Two steps of a recipe's script; its metrics stand where the recipe leaves them."""
+    files = [f"data.train_files={data}", f"data.val_files={data}", f"actor_rollout_ref.model.path={model}"]
+    job = run(
+        folder,
+        [*SMALL, *files, *overrides],
+        steps=STEPS,
+        timeout=420,
+        defaults=[*options, "--seed", "3", "--runs", str(folder / "runs")],
+        program=[str(RECIPES / recipe / "run.py")],
+    )
+    (job.folder,) = (folder / "runs" / recipe).iterdir()
+    job.command = json.loads((job.folder / "command.json").read_text())
+    return job
+
+
+@pytest.fixture(scope="module")
+def sums(assets):
+    """Eight problems of mathematics."""
+    rows = [prompt_row(f"What is {a} + 5?", str(a + 5), data_source="sums", split="train", index=a) for a in range(8)]
+    return write_rows(rows, assets / "recipes_math.parquet")
+
+
+@pytest.fixture
+def played(short_tmp):
+    """Plays a run and forgets its folder."""
+    return functools.partial(play, short_tmp)
+
+
+def check(job: Run, config: str) -> dict[str, float]:
+    """What holds for every run; returns the last step's metrics."""
+    assert job.command[:5] == [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", config]
+    assert job.folder.name.endswith("_seed3")
+    assert sorted(job.steps) == [1, 2]
+    last = job.steps[2]
+    assert last["actor/lr"] == pytest.approx(1e-6)
+    return last
+
+
+def test_math_with_a_shared_model(assets, sums, played):
+    job = played("drmas_math", ["--mapping", "shared"], [], assets / "chatml", sums)
+    last = check(job, "drmas_math")
+    # A random model never says a verdict: the solver speaks twice, and everybody pays the paper's penalty.
+    assert last["drmas/agent/solver/activations_per_session"] == 2
+    assert last["drmas/agent/verifier/penalty/mean"] == pytest.approx(0.1)
+    assert last["drmas/model/base/updates"] == 1
+    assert "drmas/shadow/grpo_team/advantage_abs/max" in last
+
+
+def test_math_with_four_agents(assets, sums, played):
+    options = ["--variant", "four_agents", "--estimator", "grpo_team"]
+    job = played("drmas_math", options, [], assets / "chatml", sums)
+    last = check(job, "drmas_math_four_agents")
+    each = {"solver": 2, "critic": 2, "refiner": 2, "verifier": 1}
+    assert {agent: last[f"drmas/agent/{agent}/activations_per_session"] for agent in each} == each
+    assert last["drmas/workflow/rounds"] == 2 and "drmas/workflow/refiner_success" in last
+
+
+def test_math_with_a_single_agent_on_verls_own_trainer(assets, sums, played):
+    job = played("drmas_math", ["--mapping", "single"], [], assets / "chatml", sums)
+    last = check(job, "drmas_math_single")
+    assert not any(name.startswith("drmas/") for name in last)
+    # Our score, with the penalty of a solution without a box, through verl's own reward loop.
+    assert last["critic/score/mean"] == pytest.approx(-0.1)
+    assert last["prompt_length/min"] > 100  # bytes: the solver's prompt, not the bare question
+
+
+def test_search_with_a_model_for_each_agent(assets, played):
+    from verl_drmas.retrieval.build import IndexSettings, build_index
+
+    corpus = assets / "recipes_corpus.jsonl"
+    passages = [{"id": str(i), "contents": f'"City {i}"\nCity {i} is old.'} for i in range(9)]
+    corpus.write_text("".join(json.dumps(passage) + "\n" for passage in passages))
+    build_index([corpus], assets / "recipes_index", IndexSettings())
+    rows = [
+        question_row(f"How old is city {i}?", ["old"], data_source="cities", split="train", index=i) for i in range(8)
+    ]
+    data = write_rows(rows, assets / "recipes_search.parquet", schema=SEARCH_SCHEMA)
+    local = ["drmas.workflow.retrieval.urls=[]", f"drmas.workflow.retrieval.local={assets / 'recipes_index'}"]
+    job = played("drmas_search", ["--mapping", "separate"], local, assets / "chatml", data)
+    assert sorted(job.steps) == [1, 2]
+    last = job.steps[2]
+    each = {"verifier": 3, "search": 3, "answer": 1}  # no verdict is no "enough": the last turn must answer
+    assert {agent: last[f"drmas/agent/{agent}/activations_per_session"] for agent in each} == each
+    for agent in each:
+        assert last[f"drmas/agent/{agent}/penalty/mean"] == pytest.approx(0.01)
+        assert last[f"drmas/model/{agent}/updates"] == 5
+        assert last[f"drmas/model/{agent}/lr"] == pytest.approx(1e-6)

@@ -1,0 +1,53 @@
+"""Commands of recipes: what stands in them, and that Hydra reads every text as it was."""
+
+import shlex
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from verl_drmas.study.launch import SEEDED, launch, quoted
+
+
+def values(arguments):
+    return {o.key_or_group: o.value() for o in OverridesParser.create().parse_overrides(arguments)}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return launch(
+        "drmas_math",
+        ["a=1"],
+        project="study",
+        experiment="small",
+        runs=tmp_path / "it's all, here",
+        seed=3,
+        environment={"URLS": "[http://a:1,http://b:2]"},
+        further=["a=2"],
+    )
+
+
+def test_a_run_has_a_folder_of_its_own_for_all_it_leaves(run, tmp_path):
+    folder = tmp_path / "it's all, here" / "study" / "small_seed3"
+    assert run.folder == folder
+    found = values(run.arguments[2:])
+    assert found["trainer.default_local_dir"] == str(folder / "checkpoints")
+    assert found["hydra.run.dir"] == str(folder / "hydra")
+    assert (found["trainer.project_name"], found["trainer.experiment_name"]) == ("study", "small_seed3")
+    assert {key: found[key] for key in SEEDED} == dict.fromkeys(SEEDED, 3)
+    variables = "ray_kwargs.ray_init.runtime_env.env_vars"
+    assert found[f"{variables}.VERL_FILE_LOGGER_PATH"] == str(folder / "metrics.jsonl")
+    assert found[f"{variables}.URLS"] == "[http://a:1,http://b:2]"  # a text, and no list
+
+
+def test_the_recipes_choices_come_first_and_the_users_last(run):
+    assert run.arguments[:3] == ["--config-name", "drmas_math", "a=1"]
+    assert run.arguments[-1] == "a=2"
+
+
+def test_what_is_shown_is_what_is_run(run):
+    assert shlex.split(run.shown()) == ["python", *run.command[1:]]
+
+
+@pytest.mark.parametrize("text", ["/plain/path-1.x", "/a b", "it's", '/say "x"', "/a,b=[c]{d}", "/50%", "/${x}"[:3]])
+def test_quoted_texts_stay_as_they_are(text):
+    assert values([f"key={quoted(text)}"]) == {"key": text}
