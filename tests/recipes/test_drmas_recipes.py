@@ -5,6 +5,7 @@ a run would train with; the columns of the tables too.
 """
 
 import functools
+import gc
 import json
 import re
 import shlex
@@ -135,11 +136,14 @@ def hydra():
     """verl's own command starts from the same module; one start for all keeps the files that it has read."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         yield
+    checked.cache_clear()
+    gc.unfreeze()
 
 
 @functools.cache
 def checked(module, cell):
     """The composed and checked run of a cell, and what the check prepared of it (None on verl's own trainer)."""
+    gc.freeze()  # what is kept of earlier ones would be looked through again and again
     config, *rest = launched(module, cell).arguments[1:]
     config = compose(config, rest)
     if cell.mapping == SINGLE:
