@@ -57,6 +57,6 @@ def _routed(world: World, router: Tensor, hit: Tensor, knows: Tensor, guesses: T
                 for m in range(1, longest + 1)
             ),
         ]
-        complete = done[ANSWER] * guesses + (1 - done[ANSWER]) * complete
+        complete = done[ANSWER] * knows + (1 - done[ANSWER]) * complete
     starts = torch.stack([complete if hops == 0 else missing[hops].mean() for hops in world.hops])
     return world.given * complete + (1 - world.given) * starts.mean()
