@@ -784,7 +784,7 @@ FAR = {"base": {}, "far": {"remote": {"store": "sqlite:///pair.db", "role": "far
 @pytest.fixture
 def pair(make, monkeypatch):
     """Configurations of the job that plays and of the one that trains the verifier."""
-    monkeypatch.setenv("DRMAS_GATEWAY_TOKEN", "long and random")
+    monkeypatch.setenv("DRMAS_GATEWAY_TOKEN", "long-and-random")
 
     def pair(which, **changes):
         if which == "main":

@@ -259,7 +259,7 @@ def test_a_step_is_shown_for_every_trained_model(files, three, capsys):
 
 @pytest.fixture
 def token(monkeypatch):
-    monkeypatch.setenv("DRMAS_GATEWAY_TOKEN", "long and random")
+    monkeypatch.setenv("DRMAS_GATEWAY_TOKEN", "long-and-random")
 
 
 def test_a_model_of_another_job_is_shown_without_gpus(check, token):
@@ -277,4 +277,4 @@ def test_a_job_that_trains_on_anothers_sessions_is_shown(check, token):
     assert status == 0 and text.endswith("ready")
     assert "verifier base yes" in text and "solver base" not in text
     assert "agent_loop_manager_class=verl_drmas.rollout.worker.IdleManager" in text
-    assert "long and random" not in text
+    assert "long-and-random" not in text

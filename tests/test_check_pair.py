@@ -71,7 +71,7 @@ def test_what_does_not_fit_together_is_one_line(section, mode, line):
 
 @pytest.fixture
 def token(monkeypatch):
-    monkeypatch.setenv("DRMAS_GATEWAY_TOKEN", "long and random")
+    monkeypatch.setenv("DRMAS_GATEWAY_TOKEN", "long-and-random")
 
 
 def test_links_that_are_there_pass_and_open_nothing(token, tmp_path, monkeypatch):
@@ -101,7 +101,18 @@ def test_a_missing_token_is_named_by_its_variable(monkeypatch, token, value, sec
     if value is not None:
         monkeypatch.setenv("MINE", value)
     line = refusal(check_links, parse(section))
-    assert line.startswith(f"{key} is 'MINE', and the environment has no such variable; set it")
+    assert line.startswith(f"{key} is 'MINE', and the variable is not set; set it to the same long random text")
+
+
+def test_a_token_that_no_header_can_carry_is_refused_before_engines_start(monkeypatch):
+    monkeypatch.setenv("DRMAS_GATEWAY_TOKEN", "two words")
+    assert "holds characters that no token has" in refusal(check_links, parse(training()))
+
+
+def test_a_gateway_on_all_addresses_says_which_one_to_call(token):
+    line = refusal(check_links, parse(training(gateway={"host": "0.0.0.0"})))
+    assert line.startswith("drmas.gateway.host is '0.0.0.0', which is no address to call: set drmas.gateway.public_url")
+    check_links(parse(training(gateway={"host": "0.0.0.0", "public_url": "http://10.0.0.2:8731"})))
 
 
 @pytest.mark.parametrize(
@@ -137,4 +148,4 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(token, monkeyp
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else find(name))
     line = refusal(check_links, parse(playing()))
-    assert line == "drmas.models.sub.remote.store needs SQLAlchemy; pip install 'verl-drmas[store]'"
+    assert line == "two jobs with a store need sqlalchemy; pip install 'verl-drmas[store]'"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
 from verl_drmas.config import ConfigError, DrmasConfig
 
 STORE_MODE = "drmas_store"
+LIBRARIES = ("sqlalchemy", "fastapi", "uvicorn", "httpx", "orjson", "tenacity")  # of the extra `store`
 
 
 def check_pair(section: DrmasConfig, mode: str) -> None:
@@ -55,26 +55,33 @@ def check_pair(section: DrmasConfig, mode: str) -> None:
 
 
 def check_links(section: DrmasConfig) -> None:
-    """Token, certificates and store's URL are there, before anything is started.
+    """Token, certificates, addresses and store's URL are right, before anything is started.
 
     Raises:
         ConfigError: Names the key or the variable.
     """
+    if not section.remote and section.store is None:
+        return
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"two jobs with a store need {', '.join(missing)}; pip install 'verl-drmas[store]'")
+    from verl_drmas.gateway.bearer import read_token
+    from verl_drmas.gateway.serve import check_address
+
     for model_id, remote in section.remote.items():
         key = f"drmas.models.{model_id}.remote"
         _check_url(remote.store, f"{key}.store")
-        _check_token(remote.token_env, f"{key}.token_env")
+        read_token(remote.token_env, f"{key}.token_env")
         _check_file(remote.ca, f"{key}.ca")
     if section.store is not None:
         _check_url(section.store.url, "drmas.store.url")
-        _check_token(section.gateway.token_env, "drmas.gateway.token_env")
+        read_token(section.gateway.token_env, "drmas.gateway.token_env")
+        check_address(section.gateway)
         _check_file(section.gateway.tls_cert, "drmas.gateway.tls_cert")
         _check_file(section.gateway.tls_key, "drmas.gateway.tls_key")
 
 
 def _check_url(url: str, key: str) -> None:
-    if importlib.util.find_spec("sqlalchemy") is None:
-        raise ConfigError(f"{key} needs SQLAlchemy; pip install 'verl-drmas[store]'")
     from verl_drmas.store.database import parse
     from verl_drmas.store.errors import StoreError
 
@@ -82,14 +89,6 @@ def _check_url(url: str, key: str) -> None:
         parse(url)
     except StoreError as error:
         raise ConfigError(f"{key}: {error}") from None
-
-
-def _check_token(name: str, key: str) -> None:
-    if not os.environ.get(name, "").strip():
-        raise ConfigError(
-            f"{key} is {name!r}, and the environment has no such variable; set it to the same long random text for "
-            "both jobs"
-        )
 
 
 def _check_file(path: str | None, key: str) -> None:

@@ -309,3 +309,15 @@ def test_detaching_gives_back_what_was_claimed(producer, store, attach):
     consumer.detach()
     assert states(store) == {1: "trained", 2: "ready"}
     assert numbers(store, "sub")["count/released"] == 1
+
+
+def test_asking_for_nothing_writes_nothing(producer, store, attach):
+    """A job that waits asks several times a second."""
+    consumer = attach()
+    before = producer.consumer().seen
+    for _ in range(5):
+        assert consumer.claim() is None
+    assert producer.consumer().seen == before  # the lease is its thread's to renew
+    play(producer, 1)
+    assert consumer.claim().step == 1
+    assert producer.consumer().seen > before

@@ -231,7 +231,7 @@ def test_marks_and_counters(producer, store, attach):
     producer.finish(0)
     assert consumer.finished() == 0
     producer.put_contract({"a": 1})
-    producer.open_step(10, [0], 1, contract={"b": ["é"]})
+    producer.put_contract({"b": ["é"]})
     assert producer.contract() == consumer.contract() == {"b": ["é"]}
     assert producer.last_saved() == 4
     assert numbers(store, "sub")["count/retries"] == 5

@@ -302,6 +302,7 @@ def trainee(url, case):
     made.consumer = Consumer(open_store(url, patience=20), "sub", lease=30)
     made.consumer.attach(0)
     made.replay_buffer = ClaimBuffer(made.consumer, made._take)
+    made.gateway = SimpleNamespace(report=lambda: {})
     return made
 
 

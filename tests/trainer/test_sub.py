@@ -54,6 +54,8 @@ class Engines:
             raise AttributeError(name)
         if name == "check":
             return lambda: None
+        if name == "report":
+            return lambda: {"answered": 3.0}
         return lambda *args, **kwargs: self.log.append((name, *args, *kwargs.values()))
 
 
@@ -413,6 +415,7 @@ def test_the_stores_numbers_stand_under_its_role(make, producer):
     one.replay_buffer.waited = 2.5
     metrics = one._team_metrics(None)
     assert metrics["drmas/store/sub/steps/ready"] == 1 and metrics["drmas/store/sub/waited"] == 2.5
+    assert metrics["drmas/gateway/answered"] == 3.0  # what became of the calls at the gateway
 
 
 # -- serving beside training -------------------------------------------------------------------------------------------
@@ -476,7 +479,7 @@ def test_the_first_weights_are_served_at_once(make, monkeypatch):
     one.on_init_end()
     ((args, kwargs, keeper),) = made
     assert args == (module.ResumingClient, one.section.gateway)
-    assert kwargs == {"role": "sub", "token": "secret"}
+    assert (kwargs["role"], kwargs["token"].get_secret_value()) == ("sub", "secret")
     assert keeper.log == [("open", 6)] and one.endpoint == "http://there:2"
 
 

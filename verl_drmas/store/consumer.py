@@ -156,6 +156,9 @@ class Consumer:
         Steps that can't be trained, because they were tried too often or a row of theirs is damaged, count as dead
         and are passed over with a WARNING.
         """
+        # Asked again and again while there is nothing: a look writes nothing, where holding the role renews its lease.
+        if not self._anything():
+            return None
         while (step := self._held(self._claim)) is not None:
             try:
                 claimed = self.store.read(lambda connection, step=step: read_step(connection, step))
@@ -165,6 +168,13 @@ class Consumer:
             self._known.add(step["step"])
             return claimed
         return None
+
+    def _anything(self) -> bool:
+        """Whether a step is ready, or claimed by a call whose answer may have been lost."""
+        self._check()
+        due = sa.select(steps.c.id).where(steps.c.role == self.role).limit(1)
+        found = [due.where(steps.c.state == state) for state in (READY, CLAIMED)]
+        return self.store.read(lambda connection: any(connection.execute(query).first() for query in found))
 
     def _claim(self, connection: sa.Connection) -> sa.RowMapping | None:
         token = self._token

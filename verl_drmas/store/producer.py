@@ -56,9 +56,7 @@ class Producer:
         """The document that was put last; None before."""
         return self.store.read(lambda connection: contract_of(connection, self.role))
 
-    def open_step(
-        self, step: int, prompts: Sequence[int], sessions: int, contract: dict[str, Any] | None = None
-    ) -> None:
+    def open_step(self, step: int, prompts: Sequence[int], sessions: int) -> None:
         """Open a group of `sessions` sessions for each prompt of a step.
 
         Again, it adds the prompts that are new; of a step that is closed it changes nothing.
@@ -66,8 +64,6 @@ class Producer:
         Raises:
             StoreError: The step is open with another number of sessions.
         """
-        if contract is not None:
-            self.put_contract(contract)
         prompts = sorted({int(prompt) for prompt in prompts})
 
         def work(connection: sa.Connection) -> None:

@@ -34,6 +34,3 @@ class RemoteModel:
     def get_llm_client(self) -> RemoteClient:
         """A client of its gateway."""
         return RemoteClient(self.config, self.remote)
-
-    def kill_workers(self) -> None:
-        """None of them is this job's."""

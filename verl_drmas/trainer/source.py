@@ -11,11 +11,9 @@ from transfer_queue import KVBatchMeta
 
 from verl_drmas.store.consumer import Consumer
 from verl_drmas.store.records import ClaimedStep
+from verl_drmas.trainer.feed import POLL, SAY
 
 logger = logging.getLogger(__name__)
-
-POLL = 0.2  # seconds between looks at the store
-SAY = 60.0  # seconds between lines on what is waited for
 
 
 class Finished(Exception):

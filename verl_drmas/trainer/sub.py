@@ -7,7 +7,6 @@ have in one job with all models; only where the rows come from differs (M-GRPO, 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from typing import Any
@@ -18,6 +17,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 
 from verl_drmas.config import ConfigError
+from verl_drmas.gateway.bearer import read_token
 from verl_drmas.rollout.resuming import ResumingClient
 from verl_drmas.store.consumer import Consumer
 from verl_drmas.store.database import open_store
@@ -27,8 +27,9 @@ from verl_drmas.store.records import ClaimedStep
 from verl_drmas.trainer.alignment import StepAlignment
 from verl_drmas.trainer.claimed import put_step
 from verl_drmas.trainer.contract import check_store, check_terms, terms
+from verl_drmas.trainer.feed import POLL, SAY
 from verl_drmas.trainer.gateway_actor import GatewayKeeper
-from verl_drmas.trainer.source import POLL, SAY, ClaimBuffer, Finished, NoData
+from verl_drmas.trainer.source import ClaimBuffer, Finished, NoData
 from verl_drmas.trainer.step import StepRows
 from verl_drmas.trainer.team import TeamTrainer
 
@@ -152,7 +153,7 @@ class StoreTrainer(TeamTrainer):
             self.policies[self.model_id].llm_server_manager.get_client(client_cls=ResumingClient),
             self.section.gateway,
             role=self.section.store.role,
-            token=os.environ[self.section.gateway.token_env],
+            token=read_token(self.section.gateway.token_env, "drmas.gateway.token_env"),
         )
         self.endpoint = self.gateway.start()
         self._open_gateway()
@@ -276,4 +277,7 @@ class StoreTrainer(TeamTrainer):
 
     def _team_metrics(self, step: StepRows) -> dict[str, float]:
         store = numbers(self.consumer.store, self.section.store.role) | {"waited": self.replay_buffer.waited}
-        return {f"drmas/store/{self.section.store.role}/{name}": value for name, value in store.items()}
+        return {
+            **{f"drmas/store/{self.section.store.role}/{name}": value for name, value in store.items()},
+            **{f"drmas/gateway/{name}": value for name, value in self.gateway.report().items()},
+        }
