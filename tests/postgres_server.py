@@ -90,11 +90,14 @@ class Server:
     def kill(self) -> None:
         """kill -9 of the server; its other processes end when they notice."""
         leader = int((self.folder / "data" / "postmaster.pid").read_text().splitlines()[0])
+        # Each of its processes has a session of its own, and none a parent to be found by once the leader is dead.
+        found = subprocess.run(["pgrep", "-P", str(leader)], capture_output=True, text=True, check=False)
         os.kill(leader, signal.SIGKILL)
         deadline = time.monotonic() + SECONDS
-        while subprocess.run(["pgrep", "-s", str(leader)], capture_output=True, check=False).returncode == 0:
+        left = [leader, *map(int, found.stdout.split())]
+        while left := [pid for pid in left if _lives(pid)]:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"processes of the killed server {leader} are still there")
+                raise TimeoutError(f"processes {left} of the killed server {leader} are still there")
             time.sleep(0.05)
 
     def _control(self, *arguments: str, check: bool = True) -> None:
@@ -114,6 +117,13 @@ class Server:
         if check and done.returncode:
             logs = [path.read_text(errors="replace")[-2000:] for path in sorted(self.folder.glob("*.log"))]
             raise RuntimeError(f"{program} ended with {done.returncode}:\n" + "\n".join(logs))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def main() -> None:

@@ -179,7 +179,7 @@ def test_two_processes_at_one_port_take_turns(start, tmp_path):
         assert second.poll() is None
         first.kill()
         end = time.monotonic() + 120
-        while "port" not in (tmp_path / "second").read_text():
+        while f"port {first.port}" not in (tmp_path / "second").read_text():
             assert time.monotonic() < end and second.poll() is None
             time.sleep(0.05)
         assert httpx.get(f"{first.url}/health", trust_env=False).status_code == 200

@@ -123,6 +123,7 @@ def test_a_job_that_dies_is_started_again_and_the_other_goes_on(start, death):
         restarts=1,
     )
     pair.wait_for("second", "main")
+    pair.wait_for("only", "sub")
     assert len(pair.alive()) == 5  # of the first start there is nothing left: launcher, two keepers, two jobs
     pair.goes.touch()
     assert pair.end()[0] == 0
@@ -133,10 +134,12 @@ def test_a_job_that_dies_is_started_again_and_the_other_goes_on(start, death):
 
 
 def test_restarts_are_counted_for_both_and_the_last_death_ends_the_pair(start):
-    pair = start(["ray exit:1"], ["ray exit:1", "ray daemons sleep"], restarts=2)
+    pair = start(["ray exit:1", "ray sleep"], ["ray until:{go} exit:1", "ray until:{go} exit:1"], restarts=2)
+    pair.wait_for("restarts left")  # main's death has used one
+    pair.goes.touch()
     status, _ = pair.end()
     assert status == 1
-    assert pair.log().count("started main") + pair.log().count("started sub") == 4
+    assert (pair.log().count("started main"), pair.log().count("started sub")) == (2, 2)
     assert "no restart is left" in pair.log()
 
 

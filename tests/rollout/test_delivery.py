@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopW
 from verl.trainer.ppo.v1 import agent_loop_tq
 
 from verl_drmas.config import parse
+from verl_drmas.rollout import delivery as delivery_module
 from verl_drmas.rollout.activation import Activation
-from verl_drmas.rollout.delivery import Delivery, packed, plain_values
+from verl_drmas.rollout.delivery import NO_STORE, NOTE_PATIENCE, Delivery, packed, plain_values
 from verl_drmas.rollout.worker import TeamWorker
 from verl_drmas.store.codec import pack, unpack
 from verl_drmas.store.consumer import Consumer
@@ -155,17 +156,28 @@ def test_a_session_of_a_step_that_nobody_opened_fails_by_name(delivery):
 
 
 class Away:
-    def put_session(self, record):
+    def __init__(self):
+        self.patience = []
+
+    def put_session(self, record, *, patience):
+        self.patience.append(patience)
         raise StoreAway("the database is away")
 
 
-def test_a_store_that_is_away_fails_the_session_but_not_one_that_failed_already(caplog):
+def away():
     made = Delivery(parse({}))
-    made.producers = {"sub": Away()}
+    made.producers, made.patience = {"sub": Away()}, {"sub": 900.0}
+    return made
+
+
+def test_a_store_that_is_away_fails_the_session_but_not_one_that_failed_already(caplog):
+    made = away()
     with pytest.raises(SessionFailed) as error:
         asyncio.run(made.put([row()], **PLACE))
-    assert error.value.reason == "store"
+    assert error.value.reason == NO_STORE
     asyncio.run(made.fail(**PLACE, reason="timeout"))
+    long, short = made.producers["sub"].patience
+    assert 890 < long <= 900 and short <= NOTE_PATIENCE
     assert "a failed session could not be noted: store: session 1 of data row 7" in caplog.text
 
 
@@ -174,12 +186,12 @@ def test_a_store_that_is_slow_holds_no_other_session_up():
     order = []
 
     class Slow:
-        def put_session(self, record):
+        def put_session(self, record, *, patience):
             ready.wait(20)
             order.append("stored")
 
     ready, made = threading.Event(), Delivery(parse({}))
-    made.producers = {"sub": Slow()}
+    made.producers, made.patience = {"sub": Slow()}, {"sub": 60.0}
 
     async def other():
         order.append("other")
@@ -208,9 +220,9 @@ def worker(delivery, monkeypatch):
     for name, producer in delivery.producers.items():
         put = producer.put_session
 
-        def noted(record, name=name, put=put):
+        def noted(record, name=name, put=put, **options):
             built.log.append((name, len(record.rows), record.reason))
-            return put(record)
+            return put(record, **options)
 
         producer.put_session = noted
 
@@ -286,7 +298,38 @@ def test_a_session_over_its_time_is_noted(worker, monkeypatch):
 
 
 def test_a_session_that_no_store_took_never_reaches_verl(worker):
-    worker.delivery.producers = {"sub": SimpleNamespace(put_session=Away().put_session)}
+    worker.delivery = away()
     with pytest.raises(SessionFailed):
         asyncio.run(worker._agent_loop_postprocess(scored(row()), False, **FIELDS))
     assert worker.log == []
+
+
+def test_an_outage_is_waited_for_once_by_a_session(worker, monkeypatch):
+    async def played(self, *args, **kwargs):
+        await self._agent_loop_postprocess(scored(row()), False, **FIELDS)
+
+    monkeypatch.setattr(AgentLoopWorker, "_run_agent_loop", played)
+    worker.delivery = away()
+    with pytest.raises(SessionFailed):
+        asyncio.run(worker._run_agent_loop({}, {"validate": False}, agent_name="x", **FIELDS))
+    assert len(worker.delivery.producers["sub"].patience) == 1 and worker.failures == {NO_STORE: 1}
+
+
+def test_the_time_in_the_queue_counts(monkeypatch, url):
+    """In an outage, many sessions wait for few threads."""
+    monkeypatch.setattr(delivery_module, "THREADS", 1)
+    made = Delivery(section(sub=url))
+
+    class Waits(Away):
+        def put_session(self, record, *, patience):
+            time.sleep(0.3)
+            return super().put_session(record, patience=patience)
+
+    made.producers, made.patience = {"sub": Waits()}, {"sub": 0.5}
+
+    async def all_of_them():
+        return await asyncio.gather(*(made.put([row()], **PLACE) for _ in range(4)), return_exceptions=True)
+
+    assert all(isinstance(error, SessionFailed) for error in asyncio.run(all_of_them()))
+    first, *_, last = made.producers["sub"].patience
+    assert 0.3 < first <= 0.5 and last == 0

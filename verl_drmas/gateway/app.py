@@ -54,12 +54,7 @@ class Gateway:
 def create_app(gateway: Gateway) -> FastAPI:
     """The app of a gateway. No page of it tells strangers more than that it is there."""
 
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        gateway.answers.close()
-
-    app = FastAPI(title="verl-drmas gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="verl-drmas gateway", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.post("/v1/generate")
     async def generate(request: Request) -> Response:

@@ -108,7 +108,7 @@ class Serving:
             log_level="warning",
             access_log=False,
             ws="none",
-            lifespan="on",
+            lifespan="off",
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=GRACE,

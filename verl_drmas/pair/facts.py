@@ -77,7 +77,10 @@ def look(jobs: Mapping[str, Sequence[str]], env: Mapping[str, str]) -> dict[str,
     answers = {}
     try:
         for name, process in asked.items():
-            out, err = process.communicate(timeout=TIMEOUT)
+            try:
+                out, err = process.communicate(timeout=TIMEOUT)
+            except subprocess.TimeoutExpired:
+                raise ConfigError(f"{name}: its configuration was not composed within {TIMEOUT} s") from None
             if process.returncode:
                 lines = err.decode(errors="replace").strip().splitlines() or ["it said nothing"]
                 raise ConfigError(f"{name}: {lines[-1]}")

@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import shlex
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from verl_drmas.check_pair import STORE_MODE
 from verl_drmas.config import ConfigError
+from verl_drmas.listening import is_loopback, listen_at
 from verl_drmas.pair.facts import Facts
 from verl_drmas.sockets import JOB
 
@@ -180,22 +180,16 @@ def free_port(host: str, port: int) -> int:
         ConfigError: The host is no address of this machine.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        for number in (port, 0):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((address[0], number, *address[2:]))
-                except PermissionError:
-                    raise
-                except OSError:
-                    if number == 0:
-                        raise
-                    continue
-                return probe.getsockname()[1]
+        try:
+            probe = listen_at(host, port)
+        except PermissionError:
+            raise
+        except OSError:  # taken, or no address: then port 0 is refused as well
+            probe = listen_at(host, 0)
+        with probe:
+            return probe.getsockname()[1]
     except OSError as error:
         raise ConfigError(f"drmas.gateway.host is {host!r}, port {port}: {error.strerror or error}") from None
-    raise AssertionError("unreachable: port 0 is bound or refused")
 
 
 def split_gpus(main: Facts, sub: Facts, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -238,7 +232,7 @@ def by_hand(job: Job, facts: Facts, url: str | None) -> str:
     if url is None or url.startswith("sqlite"):
         own = [o for o in job.own if o.endswith(FROM_STORE)]
         lines.append(_needed(STORE, "postgresql+psycopg://user@host/name; the password in PGPASSWORD or ~/.pgpass"))
-    if facts.store and facts.host in ("127.0.0.1", "localhost", "::1"):
+    if facts.store and is_loopback(facts.host):
         lines.append(
             f"# drmas.gateway.host is {facts.host}: add drmas.gateway.host=ADDRESS for the other machine to reach it, "
             "with tls_cert and tls_key unless the network is private"

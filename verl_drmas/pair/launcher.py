@@ -138,7 +138,8 @@ class Launcher:
             self.log.say(f"{name} {REFUSED.format(status)}; see {self.folder / f'{name}.log'}. It is not tried again")
             return False
         if not self.restarts:
-            self.log.say(f"{name} {what}, and no restart is left; Ray's logs are in {attempt.place}")
+            kept = f"; Ray's logs are in {attempt.place}" if began else ""
+            self.log.say(f"{name} {what}, and no restart is left{kept}")
             return False
         self.restarts -= 1
         self.due[name] = time.monotonic() + self.pause

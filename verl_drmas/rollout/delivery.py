@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 THREADS = 4  # of their own: calls that wait for a database that is away would keep others from the loop's threads
 COLUMNS = ("agent_id", "min_global_steps", "max_global_steps")  # they have a place of their own in a packed row
+NO_STORE = "store"  # why a session failed that no store took
+NOTE_PATIENCE = 5.0  # seconds that the note of a failed session waits for a store that is away
 WHOLE = ("session_metrics",)  # of the session, not of the row: the job that played it reports them
 
 
@@ -36,6 +40,7 @@ class Delivery:
 
     def __init__(self, section: DrmasConfig):
         self.producers: dict[str, Producer] = {}
+        self.patience = {model_id: remote.patience for model_id, remote in section.remote.items()}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="delivery") if section.remote else None
         if section.remote:
             from verl_drmas.store.database import open_store
@@ -44,7 +49,16 @@ class Delivery:
             for model_id, remote in section.remote.items():
                 self.producers[model_id] = Producer(open_store(remote.store, patience=remote.patience), remote.role)
 
-    async def put(self, rows: Sequence[Activation], *, step: int, prompt: int, session: int, reason: str = "") -> None:
+    async def put(
+        self,
+        rows: Sequence[Activation],
+        *,
+        step: int,
+        prompt: int,
+        session: int,
+        reason: str = "",
+        patience: float | None = None,
+    ) -> None:
         """Write a session to every store. Every store hears of every session, also of one without a call.
 
         Args:
@@ -53,9 +67,10 @@ class Delivery:
             prompt: Dataset index.
             session: Attempt at the prompt.
             reason: Why it failed; empty: it ended.
+            patience: Seconds to wait for each store, from now on; None: `remote.patience`.
 
         Raises:
-            SessionFailed: A store is away for longer than `remote.patience`, or refuses the session (`store`).
+            SessionFailed: A store is away for longer, or refuses the session (`store`).
         """
         outcome = next((r.extra_fields.get("reward_extra_info", {}).get("outcome") for r in rows), None)
         for model_id, producer in self.producers.items():
@@ -73,17 +88,24 @@ class Delivery:
                     if row.extra_fields.get("model_id") == model_id
                 ),
             )
+            end = time.monotonic() + (self.patience[model_id] if patience is None else patience)
+            # Counted from here: in an outage, all sessions wait for the few threads, and none longer than it must.
+            write = partial(_put, producer, record, end)
             try:
-                await asyncio.get_running_loop().run_in_executor(self._threads, producer.put_session, record)
+                await asyncio.get_running_loop().run_in_executor(self._threads, write)
             except StoreError as error:
-                raise SessionFailed("store", f"session {session} of data row {prompt}: {error}") from error
+                raise SessionFailed(NO_STORE, f"session {session} of data row {prompt}: {error}") from error
 
     async def fail(self, *, step: int, prompt: int, session: int, reason: str) -> None:
         """Say that a session has no outcome. It has failed already, so a store that is away is worth a line only."""
         try:
-            await self.put((), step=step, prompt=prompt, session=session, reason=reason)
+            await self.put((), step=step, prompt=prompt, session=session, reason=reason, patience=NOTE_PATIENCE)
         except SessionFailed as error:
             logger.warning("a failed session could not be noted: %s", error)
+
+
+def _put(producer: Producer, record: SessionRecord, end: float) -> None:
+    producer.put_session(record, patience=max(0.0, end - time.monotonic()))
 
 
 def packed(row: Activation, position: int) -> PackedRow:

@@ -161,7 +161,7 @@ class RemoteClient:
             CallFailed, StoreError: Another attempt may have an answer.
             SessionFailed: It won't.
         """
-        url = None
+        url, began = None, time.monotonic()
         try:
             if call.min_version is None:
                 call.min_version = await self._finder.needed(call.step, again=call.refused)
@@ -192,7 +192,7 @@ class RemoteClient:
                 raise SessionFailed("remote", f"the store refuses: {error}") from error
             self._lose_patience(call, error)
             raise
-        if self._said:
+        if 0 < self._said < began:  # an attempt that is older than the trouble says nothing of its end
             self._said = 0.0
             logger.info("the gateway of role %s answers again", self.remote.role)
         return answer
@@ -259,12 +259,14 @@ class RemoteClient:
             self._counting = asyncio.ensure_future(self._tell_store())
 
     async def _tell_store(self) -> None:
-        number, self._uncounted = self._uncounted, 0
-        try:
-            await self._finder.count("retries", number)
-        except StoreError as error:
-            self._uncounted += number  # with the next ones
-            logger.warning("%d retries are not in the store yet: %s", number, type(error).__name__)
+        while self._uncounted:  # more may come while the store is told of some
+            number, self._uncounted = self._uncounted, 0
+            try:
+                await self._finder.count("retries", number)
+            except StoreError as error:
+                self._uncounted += number  # with the next ones
+                logger.warning("%d retries are not in the store yet: %s", number, type(error).__name__)
+                return
 
     def _store(self) -> Store:
         """The store, opened when it is first needed, in a thread."""

@@ -335,9 +335,11 @@ class TrainingConversation(Conversation):
                 "counts": {**self.counts, "turns": float(action.turns), "truncated": float(action.truncated)},
             },
         )
-        temperature = float(self._sampling(1)["temperature"])
-        if self.agent.engine.row_temperature:
-            row.row_temperature = temperature
-        if self.agent.engine.remote:  # the job that trains on it decides whether it needs to know
-            row.extra_fields["temperature"] = temperature
+        engine = self.agent.engine
+        if engine.row_temperature or engine.remote:
+            temperature = float(self._sampling(1)["temperature"])
+            if engine.row_temperature:
+                row.row_temperature = temperature
+            if engine.remote:  # the job that trains on it decides whether it needs to know
+                row.extra_fields["temperature"] = temperature
         return row

@@ -14,7 +14,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl_drmas.check import read_section
 from verl_drmas.logs import configure_logging
 from verl_drmas.rollout.activation import Activation
-from verl_drmas.rollout.delivery import Delivery
+from verl_drmas.rollout.delivery import NO_STORE, Delivery
 from verl_drmas.rollout.loop import VALIDATE, tools_report
 from verl_drmas.rollout.rows import DEFAULT_AGENT
 from verl_drmas.workflows import SessionFailed
@@ -56,7 +56,8 @@ class TeamWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # the plain class behi
 
     async def _failed(self, reason: str, trajectory: dict[str, Any], kwargs: dict[str, Any]) -> None:
         self.failures[reason] += 1
-        if self.delivery.producers and not trajectory["validate"]:
+        # Of a session that no store took, none needs to hear: the outage would be waited for once more.
+        if self.delivery.producers and not trajectory["validate"] and reason != NO_STORE:
             await self.delivery.fail(**_place(kwargs), reason=reason)
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:

@@ -94,10 +94,14 @@ class Producer:
 
         self.store.write(work)
 
-    def put_session(self, record: SessionRecord) -> bool:
+    def put_session(self, record: SessionRecord, *, patience: float | None = None) -> bool:
         """Write a session with its rows, all or nothing.
 
         A session that failed gives way to the same session played again with success, while its step is open.
+
+        Args:
+            record: The session.
+            patience: Seconds to wait for a database that is away; None: the store's.
 
         Returns:
             False if the session is there already, or its step is closed; nothing changes then but the counter
@@ -118,7 +122,7 @@ class Producer:
             "rows": len(packed),
             "bytes": sum(map(len, packed)),
         }
-        return self.store.write(lambda connection: self._put(connection, record, values, packed))
+        return self.store.write(lambda connection: self._put(connection, record, values, packed), patience=patience)
 
     def _put(
         self, connection: sa.Connection, session: SessionRecord, values: dict[str, Any], packed: list[bytes]
