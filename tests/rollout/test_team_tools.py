@@ -189,6 +189,15 @@ def test_observations_stand_in_the_row_as_the_template_has_them():
     assert "tool_call" not in told and "Bela" not in told
 
 
+def test_the_dumps_are_told_of_every_turns_calls_and_of_the_result():
+    said = [call("echo", text="a") + ask("one"), call("echo", text="b"), result("Bela")]
+    _, _, (main, sub) = play(Client(one=[result("found")], main=said), max_turns=3)
+    told = main.extra_fields["told"]
+    assert [(made["turn"], made["name"]) for made in told["calls"]] == [(0, "echo"), (0, "delegate"), (1, "echo")]
+    assert told["calls"][2]["arguments"] == '{"text": "b"}' and told["parsed"] == "Bela"
+    assert sub.extra_fields["told"] == {"parsed": "found"}
+
+
 def test_each_agent_is_told_its_own_tools_and_only_those():
     client = Client(one=[result("x")], main=[ask("one"), result("Bela")])
     play(client, main_tools=[])

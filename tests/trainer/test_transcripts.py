@@ -43,8 +43,8 @@ def jagged(rows):
 class Store:
     """TransferQueue's key-value calls over a dict of rows: (prompt ids, response ids, extra fields)."""
 
-    def __init__(self, rows):
-        self.rows, self.asked = rows, []
+    def __init__(self, rows, masks=None):
+        self.rows, self.masks, self.asked = rows, masks or {}, []
 
     def kv_batch_get(self, keys, partition_id, select_fields):
         self.asked.append((list(keys), partition_id))
@@ -52,6 +52,9 @@ class Store:
         known = {
             "prompts": jagged(prompts),
             "responses": jagged(responses),
+            "response_mask": jagged(
+                [self.masks.get(key, [1] * len(ids)) for key, ids in zip(keys, responses, strict=True)]
+            ),
             "extra_fields": NonTensorStack(*extra),
             "index": NonTensorStack(*range(len(keys))),
             "uid": NonTensorStack(*(key.rsplit("_", 2)[0] for key in keys)),

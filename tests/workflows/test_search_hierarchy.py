@@ -75,6 +75,7 @@ def test_who_sees_what():
     assert first.endswith("Evidence: none yet.") and search.count("The mentor is unknown.") == 1
     assert "[1] Ada: Ada's mentor is Ben." in second and "Search 1: Ada" in second
     assert "The mentor is unknown." not in second + answer  # only the search agent hears why
+    assert team.actions[1].passages == [("Ada", "Ada's mentor is Ben.")] and not team.actions[0].passages
     assert set(workflow.SEES) == set(workflow.agents) == set(workflow.roles)
 
 

@@ -19,6 +19,7 @@ from verl_drmas.config import DrmasConfig
 from verl_drmas.rollout.activation import Activation
 from verl_drmas.rollout.marks import plain
 from verl_drmas.rollout.seeds import call_seed
+from verl_drmas.rollout.told import told
 from verl_drmas.rollout.verl_tools import verl_calls, verl_schemas
 from verl_drmas.workflows import Action, Agent, Conversation, Outcome, SessionFailed, Task, Team, Workflow
 from verl_drmas.workflows.base import Message, message
@@ -201,6 +202,7 @@ class TrainingConversation(Conversation):
         self.extra: dict[str, Any] = {}
         self.metrics = {"num_preempted": -1}
         self.counts = {"cut_characters": 0.0}
+        self.calls: list[tuple[int, ToolCall]] = []  # with the turn that they were made in
 
     def observe(self, text: str, role: str = "user", call: ToolCall | None = None) -> None:
         self.unseen.append(message(self.agent.plain(text), role, call))
@@ -231,6 +233,7 @@ class TrainingConversation(Conversation):
         action.text = self.agent.engine.tokenizer.decode(sampled, skip_special_tokens=True)
         if self.tools:
             action.spoken = await verl_calls(self.agent.engine.parser, sampled, self.parsed_tools)
+            self.calls += [(action.turns - 1, call) for call in action.spoken.calls]
         action.prompt_tokens = len(self.prompt_ids)
         action.response_tokens = (action.response_tokens or 0) + len(sampled)
         ended = bool(sampled) and sampled[-1] == self.agent.engine.tokenizer.eos_token_id
@@ -332,6 +335,7 @@ class TrainingConversation(Conversation):
                 "path": self.path,
                 "fault": action.fault,
                 "reward_parts": {k: float(v) for k, v in action.reward_parts.items()},
+                "told": told(action, self.calls),
                 "counts": {**self.counts, "turns": float(action.turns), "truncated": float(action.truncated)},
             },
         )

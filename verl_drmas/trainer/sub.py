@@ -47,6 +47,8 @@ class StoreTrainer(TeamTrainer):
     numbers may jump.
     """
 
+    whole_team = False  # the other agents' rows are in the job that plays the sessions
+
     def __init__(self, config: DictConfig):
         super().__init__(config)
         (self.model_id,) = self.section.models

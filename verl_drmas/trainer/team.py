@@ -385,6 +385,7 @@ class TeamTrainer(FeedingTrainer, GuardedTrainer, CheckpointedTrainer, StagedTra
         if self.section.advantage.balance != "none":
             modes = {m: policy.config.actor_rollout_ref.actor.loss_agg_mode for m, policy in self.trained.items()}
             put_row_weights(batch, row_weights(step, modes))
+        self._keep_for_dump(step, updated={key: self._owner(key) is not None for key in batch.keys})
         return batch
 
     def _sessions_played(self) -> int | None:

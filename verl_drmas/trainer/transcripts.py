@@ -1,30 +1,39 @@
 """Rows as text, each decoded with its own model's tokenizer; verl decodes every row of a dump with the run's.
 
-A dump also tells who spoke: agent and model stand beside each text.
+A dump also tells who spoke, agent and model beside each text, and what became of it (`dumps.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
+from verl_drmas.dumps import spans_of
 from verl_drmas.rollout.rows import Row
+from verl_drmas.trainer.records import TrainedStep, one_number, plain, record
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """One row as text."""
+    """One row as text.
+
+    Attributes:
+        row: What the trainer knows of it.
+        prompt, response: Its texts.
+        record: The dump's column `drmas`.
+    """
 
     row: Row
     prompt: str
     response: str
+    record: dict[str, Any]
 
 
 class Transcripts:
@@ -44,22 +53,62 @@ class Transcripts:
         self._noted.clear()
         self._finals.clear()
 
-    def note(self, batch: KVBatchMeta) -> None:
-        """Decode a batch's real rows, before verl clears them away."""
+    def note(self, batch: KVBatchMeta, step: TrainedStep | None = None) -> None:
+        """Decode a batch's real rows, before verl clears them away.
+
+        Args:
+            batch: The rows.
+            step: What was trained on them; None: nothing, as in validation.
+        """
         keys = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-        fields = ["prompts", "responses", "extra_fields", "index"]
-        data = tq.kv_batch_get(keys, batch.partition_id, select_fields=fields)
-        prompts, responses = data["prompts"].unbind(), data["responses"].unbind()
+        trained = [key for key in keys if step is not None and key in step.rows]
+        known = set(trained)
+        # TransferQueue drops a field for all rows if one lacks it: rows that no estimator saw are read apart.
+        for part, own in ((trained, step), ([key for key in keys if key not in known], None)):
+            if part:
+                self._note(part, batch.partition_id, own)
+        self._finals += final_keys(keys)
+
+    def _note(self, keys: list[str], partition_id: str, step: TrainedStep | None) -> None:
+        tokens = ["prompts", "responses", "response_mask"]
+        tokens += ["advantages", "rollout_is_weights"] if step is not None else []
+        data = tq.kv_batch_get(keys, partition_id, select_fields=[*tokens, "extra_fields", "index"])
+        rows = {name: data[name].unbind() for name in tokens if name in data.keys()}  # noqa: SIM118  (a TensorDict)
         default = next(iter(self.tokenizers))
         extra, index = list(data["extra_fields"]), list(data["index"])
         for i, key in enumerate(keys):
             row = Row.read(key, extra[i], getattr(index[i], "data", index[i]), default)
-            tokenizer = self.tokenizers[row.model_id]
-            prompt, response = (
-                tokenizer.decode(ids.tolist(), skip_special_tokens=True) for ids in (prompts[i], responses[i])
-            )
-            self._noted[key] = Transcript(row, prompt, response)
-        self._finals += final_keys(keys)
+            tokenizer, mask = self.tokenizers[row.model_id], rows["response_mask"][i]
+            ids, response_ids = rows["prompts"][i].tolist(), rows["responses"][i].tolist()
+
+            def decode(some: Sequence[int], tokenizer: Any = tokenizer) -> str:
+                return tokenizer.decode(some, skip_special_tokens=True)
+
+            prompt, response = decode(ids), decode(response_ids)
+            own = None
+            if step is not None:
+                weight = one_number(rows["rollout_is_weights"][i], mask) if "rollout_is_weights" in rows else None
+                own = {
+                    **step.rows[key],
+                    "advantage": one_number(rows["advantages"][i], mask),
+                    "weight": None if isinstance(weight, list) else weight,
+                }
+            spans = spans_of(mask.tolist(), response_ids, response, decode)
+            made = plain(record(row, extra[i], spans, len(ids), own))
+            self._noted[key] = Transcript(row, prompt, response, made)
+
+    def records(self, keys: list[str], step: TrainedStep | None = None) -> list[dict[str, Any] | None]:
+        """The column `drmas` of the rows that verl is about to write; the first trained one bears the step's settings.
+
+        Args:
+            keys: Of the rows.
+            step: What was trained on them.
+        """
+        made = [noted.record if (noted := self._noted.get(key)) else None for key in keys]
+        first = next((i for i, own in enumerate(made) if own is not None and "trained" in own), None)
+        if first is not None:
+            made[first] = made[first] | {"settings": plain(step.settings)}
+        return made
 
     def rewrite(self, keys: list[str], inputs: list[str], outputs: list[str]) -> dict[str, list]:
         """Put the right texts in place, and give the columns that say who spoke.

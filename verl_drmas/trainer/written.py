@@ -8,8 +8,11 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_drmas.config import DrmasConfig
+from verl_drmas.dumps import COLUMN
 from verl_drmas.trainer.masked import MaskedRows
 from verl_drmas.trainer.metrics import reported
+from verl_drmas.trainer.records import TrainedStep, step_settings
+from verl_drmas.trainer.step import StepRows
 from verl_drmas.trainer.transcripts import Transcripts
 from verl_drmas.trainer.validation import validation_metrics
 from verl_drmas.workflows import Workflow
@@ -18,10 +21,12 @@ from verl_drmas.workflows import Workflow
 class WrittenTrainer(PPOTrainerSync):
     """verl's dumps, tables and validation for a team. A subclass sets the attributes and `_report`."""
 
+    whole_team = True  # all agents' rows are in this job
     section: DrmasConfig
     workflow: type[Workflow] | None
     transcripts: Transcripts
     _masked: MaskedRows
+    _trained_rows: TrainedStep | None = None  # of the step, where the run writes its rollouts
 
     def stop_if_too_many_failed(self, failed: int, expected: int, report: dict[str, float], where: str) -> None:
         """End the run where the share of failed sessions is above `drmas.faults.max_failed_share`.
@@ -49,21 +54,36 @@ class WrittenTrainer(PPOTrainerSync):
         finally:
             self.transcripts.clear()
 
+    def _keep_for_dump(self, step: StepRows, updated: dict[str, bool]) -> None:
+        """Keep what the step's estimator saw until the step is dumped, if it is.
+
+        Args:
+            step: The batch's rows, with the estimator's numbers.
+            updated: Whether each row of the batch enters an update, by key in batch order.
+        """
+        if self._masked.dumped:
+            copies = None if step.alignment is None else self.section.alignment.copies
+            settings = step_settings(self.config, self.section, step, copies=copies, whole_team=self.whole_team)
+            self._trained_rows = TrainedStep.of(step, updated, settings)
+
     def _log_rollout_data(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
         batch = self._masked.put_back(batch)
-        self.transcripts.note(batch)
+        self.transcripts.note(batch, self._trained_rows)
         try:
             super()._log_rollout_data(batch, *args, **kwargs)
         finally:
             self.transcripts.clear()
             self._masked.clear()
+            self._trained_rows = None
 
     def _dump_generations(
         self, inputs: list[str], outputs: list[str], *, reward_extra_infos_dict: dict[str, list], **kwargs: Any
     ) -> None:
-        speakers = self.transcripts.rewrite(reward_extra_infos_dict["uid"], inputs, outputs)
+        keys = reward_extra_infos_dict["uid"]
+        columns = self.transcripts.rewrite(keys, inputs, outputs)
+        columns[COLUMN] = self.transcripts.records(keys, self._trained_rows)
         super()._dump_generations(
-            inputs=inputs, outputs=outputs, reward_extra_infos_dict=reward_extra_infos_dict | speakers, **kwargs
+            inputs=inputs, outputs=outputs, reward_extra_infos_dict=reward_extra_infos_dict | columns, **kwargs
         )
 
     def _maybe_log_val_generations(self, inputs: list[str], outputs: list[str], scores: list[float]) -> None:

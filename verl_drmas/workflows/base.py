@@ -62,6 +62,8 @@ class Action:
         truncated: True if the last turn ended at its token limit.
         fault: What outside the team kept the action from having its effect (`retrieval`); None: nothing.
         spoken: The last turn taken apart into content and tool calls, where the activation was opened with tools.
+        passages: Title and text of what the activation's query found, for the rollout dumps; what agents read of them
+            is the workflow's matter.
     """
 
     agent_id: str
@@ -76,6 +78,7 @@ class Action:
     truncated: bool = False
     fault: str | None = None
     spoken: Spoken | None = None
+    passages: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:

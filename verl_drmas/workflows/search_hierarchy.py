@@ -185,6 +185,7 @@ class SearchHierarchy(Workflow):
             raise SessionFailed("retrieval", str(outage)) from outage
         finally:
             session.seconds += time.monotonic() - began
+        query.passages = [(hit.passage.title, hit.passage.text) for hit in hits]
         new = session.evidence.add(query.parsed, [hit.passage for hit in hits])
         await asyncio.to_thread(session.look_for_gold, new)
         session.counts.update(

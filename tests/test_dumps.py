@@ -1,0 +1,123 @@
+"""Dumps as they are read: spans of sampled text, folders, and files of another kind or time."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_drmas.dumps import COLUMN, DumpError, find_dumps, read_step, spans_of
+
+
+def letters(ids):
+    return "".join(chr(97 + i) for i in ids)
+
+
+@given(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 1)), min_size=1))
+def test_spans_cover_tokens_and_characters(tokens):
+    ids, mask = map(list, zip(*tokens, strict=True))
+    spans = spans_of(mask, ids, letters(ids), letters)
+    assert [kind for kind, n, _ in spans for _ in range(n)] == mask
+    assert all(a[0] != b[0] for a, b in pairwise(spans))
+    assert [n for _, n, _ in spans] == [size for _, _, size in spans]
+
+
+def by_bytes(ids):
+    """A tokenizer of bytes: a character may be of several tokens."""
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+def with_space(ids):
+    """A tokenizer that swallows the space before its first word."""
+    return letters(ids).replace("s", " ").lstrip(" ")
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "decode", "sizes"),
+    [
+        (list("aé".encode()), [1, 1, 0], by_bytes, None),  # the mask parts a character
+        ([0, 1, 18, 2, 3], [1, 1, 0, 0, 1], with_space, [2, 2, 1]),  # "ab cd"
+    ],
+)
+def test_pieces_that_dont_add_up_still_cover_the_text(ids, mask, decode, sizes):
+    text = decode(ids)
+    found = [size for _, _, size in spans_of(mask, ids, text, decode)]
+    assert sum(found) == len(text) and min(found) >= 0
+    assert sizes is None or found == sizes
+
+
+def line(**own):
+    record = {"format": 1, "path": "a.0", "activation": 0, "valid": True, "spans": [[1, 1, 2]], **own}
+    return {"input": "?", "output": "hi", "uid": "u_0_0", "agent_id": "a", "index": 0, "acc": None, COLUMN: record}
+
+
+def write(path, *lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines), encoding="utf-8")
+    return path
+
+
+def test_line_separators_within_a_text_are_no_line_breaks(tmp_path):
+    odd = line(spans=[[1, 1, 6]]) | {"output": "a\u2028b\x85c\u2029"}
+    (row,) = read_step(write(tmp_path / "3.jsonl", odd)).rows
+    assert row.pieces == [(True, "a\u2028b\x85c\u2029")]
+
+
+def without(name):
+    made = line()
+    made.pop(name, None) or made[COLUMN].pop(name)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([], r"3\.jsonl: holds no row"),
+        ([line() | {COLUMN: None}], r"3\.jsonl: holds no row"),
+        (
+            [line(), without(COLUMN)],
+            r"3\.jsonl: line 2 has no 'drmas': dumped by an older .*Run the step again",
+        ),
+        ([without("uid")], r"line 1 has no 'uid'"),
+        ([line(format=2)], r"line 1 has format 2, and this verl-drmas reads 1"),
+        ([without("spans")], r"line 1 has no 'drmas.spans'"),
+        ([without("output")], r"line 1 has no 'output'"),
+        ([[1]], r"line 1 has no 'uid'"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_its_name(tmp_path, lines, says):
+    with pytest.raises(DumpError, match=says):
+        read_step(write(tmp_path / "3.jsonl", *lines))
+
+
+def test_the_dumps_of_a_run_are_found(tmp_path):
+    trained = line(trained={"advantage": 1.0})
+    for step in (10, 9):
+        write(tmp_path / "run" / "out" / "rows" / f"{step}.jsonl", trained)
+    write(tmp_path / "run" / "global_step_9" / "1.jsonl", trained)
+    write(tmp_path / "run" / "metrics.jsonl", {"step": 1, "data": {}})
+    rows = tmp_path / "run" / "out" / "rows"
+    for named in (tmp_path / "run", rows):
+        assert find_dumps(named) == {9: rows / "9.jsonl", 10: rows / "10.jsonl"}
+        assert list(find_dumps(named)) == [9, 10]
+    assert find_dumps(rows / "9.jsonl") == {9: rows / "9.jsonl"}
+    write(tmp_path / "run" / "validation" / "0.jsonl", line())
+    assert set(find_dumps(tmp_path / "run")) == {9, 10}  # rows that were trained on go before
+    write(tmp_path / "run" / "sub" / "1.jsonl", trained)
+    with pytest.raises(DumpError, match=r"several runs or jobs; name one of .*rows, .*sub$"):
+        find_dumps(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "no rollout dumps .*rollout_data_dir"),
+        ("gone", "no such file"),
+        ("a.txt", "not named <step>.jsonl"),
+    ],
+)
+def test_what_is_no_dump_is_refused(tmp_path, name, says):
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(DumpError, match=says):
+        find_dumps(tmp_path / name)

@@ -1,0 +1,259 @@
+"""The rollout dumps of a team's run (`trainer.rollout_data_dir/<step>.jsonl`): their format, and how they are read.
+
+verl writes one JSON object a row, with `input`, `output`, `gts`, `score`, `step` and `uid` (`{prompt}_{session}_{n}`).
+The team trainer adds `agent_id`, `model_id`, `index` and `acc`, where any row has them `failed` and `fault`, and the
+column `drmas`, which is null on padding rows and an object on all others. Format 1 of that object:
+
+| key | what |
+|---|---|
+| `format` | 1 |
+| `path` | the activation's place in the workflow (`main/turn.0/call.1/finder`, or agent and number) |
+| `activation` | its order in the session |
+| `valid` | false: an invalid action |
+| `spans` | of `output`, in order: [1: sampled and in the loss, 0: observed or masked, tokens, characters] |
+| `prompt_tokens` | length of `input` |
+| `turns`, `versions` | LLM calls; oldest and newest weights that they came from |
+| `outcome` | the session's shared reward; null where there is none |
+| `parts`, `counts` | the activation's own reward terms and numbers |
+| `session` | the session's numbers, on its first row; else null |
+| `told` | `parsed`, `calls` and `passages` of `rollout/told.py`, those that there are |
+
+Rows that were trained on or enter the statistics also have, under `trained`:
+
+| key | what |
+|---|---|
+| `position` | the row's place in the batch, padding left out: sums depend on the order in their last bits |
+| `reward` | what the estimator was given, before any penalty; unlike `score` it has a KL term of the reward in it |
+| `penalty` | of an invalid action |
+| `advantage` | a float32: what each trained token got; a list, one a token, where they differ |
+| `tokens` | how many tokens train |
+| `copies` | how often `mgrpo` counts the row; null for other estimators |
+| `weight` | the row's weight in the loss; null: none was written, or verl wrote one a token |
+| `updated` | false: the agent is frozen or another job's |
+
+And the file's first row of these has `settings`: all else that decides the step's advantages, see `STEP_SETTINGS`.
+Dumps of validation have neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+COLUMN = "drmas"
+STEP_SETTINGS = (
+    "estimator",  # algorithm.adv_estimator, after drmas.group_by
+    "base_estimator",  # verl's estimator behind drmas.group_by=agent; else null
+    "algorithm",  # the section `algorithm`, resolved
+    "sessions",  # actor_rollout_ref.rollout.n
+    "section",  # of `drmas`: agents (model, trainable, invalid_penalty), models, advantage, group_by
+    "alignment",  # of mgrpo: aligned, target, mode, seed, step; else null
+    "copies",  # drmas.alignment.copies under mgrpo; else null
+    "whole_team",  # false: the rows of one job of a pair, without those of the other job's agents
+    "version",  # of verl-drmas
+)
+
+
+class DumpError(ValueError):
+    """Dumps that can't be read or used; the message is one line that names the file and what to do."""
+
+
+def spans_of(mask: Sequence[int], ids: Sequence[int], text: str, decode: Callable[[Sequence[int]], str]) -> list:
+    """Which characters of a response were sampled.
+
+    Args:
+        mask: 1 for a sampled token, 0 for an observed one (tokens,).
+        ids: The tokens (tokens,).
+        text: All of them, decoded.
+        decode: Decodes some of them as `text` was.
+
+    Returns:
+        [sampled, tokens, characters] of each run of equal masks. The tokens add up to those of the response and the
+        characters to those of the text, also with tokenizers whose pieces don't add up to the whole.
+    """
+    runs = [(int(sampled), len(list(run))) for sampled, run in groupby(mask, key=bool)]
+    if len(runs) == 1:
+        return [[*runs[0], len(text)]]
+    ends, end = [], 0
+    for _, length in runs:
+        ends.append(end := end + length)
+    starts = [0, *ends[:-1]]
+    pieces = [decode(ids[start:end]) for start, end in zip(starts, ends, strict=True)]
+    if "".join(pieces) == text:
+        sizes = [len(piece) for piece in pieces]
+    else:  # a character of several tokens, or a tokenizer that treats a beginning otherwise
+        marks, least = [], 0
+        for end in ends[:-1]:
+            least = max(least, min(len(text), len(decode(ids[:end]))))
+            marks.append(least)
+        marks = [0, *marks, len(text)]
+        sizes = [after - before for before, after in pairwise(marks)]
+    return [[sampled, tokens, size] for (sampled, tokens), size in zip(runs, sizes, strict=True)]
+
+
+@dataclass(frozen=True)
+class DumpedRow:
+    """One real row of a dump.
+
+    Attributes:
+        line: As it stands in the file.
+        file, number: Where that is.
+    """
+
+    line: Mapping[str, Any]
+    file: Path
+    number: int
+
+    @cached_property
+    def place(self) -> tuple[str, int, int]:
+        """Prompt, session and number of the row in TransferQueue's key."""
+        prompt, session, number = str(self.line["uid"]).rsplit("_", 2)
+        return prompt, int(session), int(number)
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """The column `drmas`."""
+        return self.line[COLUMN]
+
+    @property
+    def trained(self) -> Mapping[str, Any] | None:
+        """What training made of it; None: a failed session's row, or one of validation."""
+        return self.own.get("trained")
+
+    @property
+    def agent(self) -> str:
+        return str(self.line["agent_id"])
+
+    @property
+    def pieces(self) -> list[tuple[bool, str]]:
+        """The response cut at its mask: (sampled, text)."""
+        made, start = [], 0
+        for sampled, _, size in self.own["spans"]:
+            made.append((bool(sampled), self.line["output"][start : start + size]))
+            start += size
+        return made
+
+    @property
+    def mask(self) -> list[int]:
+        """Response mask (tokens,)."""
+        return [sampled for sampled, tokens, _ in self.own["spans"] for _ in range(tokens)]
+
+
+@dataclass(frozen=True)
+class DumpedStep:
+    """One file.
+
+    Attributes:
+        file: Its path.
+        step: The global step.
+        rows: The real rows, as they stand in it: by prompt, session and activation.
+        settings: What decided the step's advantages; None in validation.
+    """
+
+    file: Path
+    step: int
+    rows: tuple[DumpedRow, ...]
+    settings: Mapping[str, Any] | None
+
+
+def read_step(file: Path) -> DumpedStep:
+    """Read a dump.
+
+    Raises:
+        DumpError: It is no dump of a team's run, of an older or newer verl-drmas, or cut.
+    """
+    rows = tuple(_rows(file))
+    if not rows:
+        raise DumpError(f"{file}: holds no row; give another step")
+    settings = next((row.own["settings"] for row in rows if row.own.get("settings")), None)
+    step = rows[0].line.get("step")
+    return DumpedStep(file, int(step if step is not None else file.stem), rows, settings)
+
+
+def _rows(file: Path) -> Iterator[DumpedRow]:
+    try:
+        lines = file.open(encoding="utf-8", newline="\n")  # texts may hold other line breaks
+    except OSError as error:
+        raise DumpError(f"{file}: {error.strerror or error}; give a run's trainer.rollout_data_dir") from None
+    with lines:
+        for number, text in enumerate(lines, start=1):
+            where = f"{file}: line {number}"
+            try:
+                line = json.loads(text)
+            except ValueError as error:
+                raise DumpError(f"{where} is not JSON ({error}); the file is cut or no dump: dump it again") from None
+            if not isinstance(line, dict) or "uid" not in line:
+                raise DumpError(f"{where} has no 'uid': not a dump of verl's; give a run's trainer.rollout_data_dir")
+            if COLUMN not in line:
+                raise DumpError(
+                    f"{where} has no {COLUMN!r}: dumped by an older verl-drmas, or by no team's run. Run the step "
+                    "again with this version (from a checkpoint before it), trainer.rollout_data_dir set"
+                )
+            own = line[COLUMN]
+            if own is None:
+                continue  # padding
+            found = own.get("format") if isinstance(own, dict) else None
+            if found != FORMAT:
+                raise DumpError(f"{where} has format {found!r}, and this verl-drmas reads {FORMAT}; use the run's own")
+            missing = [name for name in ("input", "output", "agent_id") if name not in line]
+            missing += [f"{COLUMN}.{name}" for name in ("path", "valid", "spans") if name not in own]
+            if missing:
+                raise DumpError(f"{where} has no {missing[0]!r}: the dump was changed; take it as it was written")
+            yield DumpedRow(line, file, number)
+
+
+DEEPEST = 4  # folders below the one that is named
+
+
+def find_dumps(run: Path) -> dict[int, Path]:
+    """The files of a run's dumps by step.
+
+    Args:
+        run: The folder of the dumps, one file of it, or a run's folder with one such folder in it. Of several the one
+            is taken whose rows were trained on; validation has none.
+
+    Raises:
+        DumpError: There is none, or more than one.
+    """
+    if run.is_file():
+        if not run.stem.isdecimal() or run.suffix != ".jsonl":
+            raise DumpError(f"{run}: not named <step>.jsonl; give a run's trainer.rollout_data_dir")
+        return {int(run.stem): run}
+    if not run.is_dir():
+        raise DumpError(f"{run}: no such file or folder; give a run's trainer.rollout_data_dir")
+    folders = {folder: files for folder, files in _folders(run, 0)}
+    if len(folders) > 1:
+        trained = {folder: files for folder, files in folders.items() if _was_trained(min(files.items())[1])}
+        folders = trained or folders
+    if len(folders) > 1:
+        names = ", ".join(str(folder) for folder in folders)
+        raise DumpError(f"{run}: holds the dumps of several runs or jobs; name one of {names}")
+    if not folders:
+        raise DumpError(f"{run}: no rollout dumps (<step>.jsonl); set trainer.rollout_data_dir in the run, and name it")
+    (files,) = folders.values()
+    return files
+
+
+def _folders(folder: Path, depth: int) -> Iterator[tuple[Path, dict[int, Path]]]:
+    children = sorted(folder.iterdir())
+    files = {int(c.stem): c for c in children if c.suffix == ".jsonl" and c.stem.isdecimal() and c.is_file()}
+    if files:
+        yield folder, dict(sorted(files.items()))
+        return
+    if depth < DEEPEST:
+        for child in children:
+            if child.is_dir() and not child.is_symlink() and not child.name.startswith((".", "global_step_")):
+                yield from _folders(child, depth + 1)
+
+
+def _was_trained(file: Path) -> bool:
+    try:
+        return any(row.trained for row in _rows(file))
+    except DumpError:
+        return False
