@@ -141,7 +141,7 @@ def load(delegate_start):
     producer = Producer(open_store(url), "sub")
     producer.put_contract(contract(delegate_start))
     producer.begin(1)
-    more = [f"drmas.store.url={url}", "drmas.gateway.port=0", "trainer.resume_mode=disable", "trainer.save_freq=-1"]
+    more = [f"drmas.store.url={url}", "+drmas.gateway.port=0", "trainer.resume_mode=disable", "trainer.save_freq=-1"]
     job = start_job(
         folder / "sub", of_sub(delegate_start, *more), steps=STEPS, defaults=("--config-name=cpu_delegate_sub",),
         DRMAS_GATEWAY_TOKEN=TOKEN, **QUIET,
