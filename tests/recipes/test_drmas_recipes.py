@@ -353,6 +353,7 @@ def test_the_heterogeneous_team_has_one_size():
         search.STUDY.config(Cell("3b", "heterogeneous", "drmas"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("module", "cell"),
     [(math, Cell("8b", "separate", "drmas_std")), (search, Cell("7b", "single", "grpo"))],
@@ -373,6 +374,7 @@ def test_a_copied_folder_prints_a_command_that_a_shell_takes_as_it_is(module, ce
     assert arguments == launched(module, cell, ["a.b=c d"]).arguments
 
 
+@pytest.mark.process
 def test_the_script_lists_the_runs_of_a_table_and_refuses_what_it_does_not_know():
     done = script(search.__file__, "--list", "table3")
     assert [line.split("#")[0].split() for line in done.stdout.splitlines()] == [

@@ -6,6 +6,7 @@ from matplotlib import image
 from simulated_runs import SEPARATE
 
 from verl_drmas.report import figures
+from verl_drmas.report.blocks import Picture
 from verl_drmas.report.figures import AT_ONCE, Panel, batches, draw_curves, draw_phases, metric_of_runs
 from verl_drmas.report.find import find_runs
 from verl_drmas.report.groups import Group, group_runs
@@ -119,6 +120,14 @@ def test_a_metric_that_appears_later_is_drawn_from_there(write_log, drawn, tmp_p
     runs, _ = find_runs([write_log([(step, {name: 0.5} if step > 12 else {"x": 1.0}) for step in range(1, 21)])])
     everything(group_runs(runs), tmp_path)
     assert drawn["entropy.png"].axes[0].lines[0].get_xdata()[0] == 13
+
+
+def test_a_long_runs_lines_are_smoothed_and_it_is_said(write_log, drawn, tmp_path):
+    name = "drmas/agent/a/reward/mean"
+    runs, _ = find_runs([write_log([(step, {name: step % 2}) for step in range(1, 201)])])
+    (picture,) = [block for block in everything(group_runs(runs), tmp_path) if isinstance(block, Picture)]
+    assert "each value the mean of the last 5 steps" in picture.caption
+    assert drawn["reward.png"].axes[0].lines[0].get_ydata()[-1] == pytest.approx(0.4)
 
 
 def test_phases_are_bars_as_long_as_their_seconds(drawn, tmp_path):
