@@ -13,6 +13,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from verl_drmas.quoting import quoted
 from verl_drmas.report.curves import draw
 from verl_drmas.report.runlog import read_run
 from verl_drmas.report.table import as_dict, table
@@ -56,7 +57,8 @@ def train(config: str, run: Path, overrides: Sequence[str], timeout: float) -> N
     environment = {**os.environ, **QUIET, "VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl")}
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # an empty one crashes vLLM, and the config sets the size in bytes
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", config]
-    command += [f"hydra.run.dir={run / 'hydra'}", f"trainer.default_local_dir={run / 'checkpoints'}", *overrides]
+    command += [f"hydra.run.dir={quoted(run / 'hydra')}"]
+    command += [f"trainer.default_local_dir={quoted(run / 'checkpoints')}", *overrides]
     (run / "command.json").write_text(json.dumps(command, indent=2) + "\n")
     with (run / "verl.log").open("w") as log:
         job = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)

@@ -18,6 +18,7 @@ from recipes import cpu_job
 from recipes.cpu_delegate.lessons import FINDER
 from recipes.cpu_delegate.warm_start import TEAM, WarmStart, turns_of, warm_start
 from recipes.cpu_search.teaching import Settings
+from verl_drmas.aside import keep_aside
 from verl_drmas.pair.processes import die_with_parent
 
 NAME = "cpu_pair"
@@ -52,15 +53,6 @@ def sub_overrides(start: WarmStart) -> list[str]:
     return [f"actor_rollout_ref.model.path={start.models[FINDER]}"]
 
 
-def set_aside(run: Path) -> None:
-    """Rename an earlier run's folder, which would be resumed: `cpu_pair` becomes `cpu_pair.1`, then `.2`, ..."""
-    if run.exists():
-        number = 1
-        while (aside := run.with_name(f"{run.name}.{number}")).exists():
-            number += 1
-        run.rename(aside)
-
-
 def run_pair(command: list[str], environment: dict[str, str], timeout: float) -> int:
     """Run the pair; returns its exit status. It ends with all it started when this process does.
 
@@ -93,7 +85,7 @@ def main(
     cpu_job.log_plainly()
     run = run.resolve()
     if not resume:
-        set_aside(run)
+        keep_aside(run)  # it would be resumed
     made = warm_start(start.resolve(), Settings(team=TEAM, seed=seed, hops=hops))
     command = [*CLI, "pair", *CONFIGS, "--run-dir", str(run), "--restarts", str(restarts)]
     for job, own in (("main", main_overrides(made)), ("sub", sub_overrides(made))):

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from verl_drmas.config import ConfigError
+from verl_drmas.quoting import quoted
 from verl_drmas.study.cells import SINGLE, Cell, Study, chosen_estimator, columns
-from verl_drmas.study.launch import Launch, quoted
+from verl_drmas.study.launch import Launch
 
 STUDY = Study(
     project="drmas_search",
@@ -42,7 +43,7 @@ def plan(cell: Cell, *, seed: int, runs: Path, retriever: str, further: list[str
     """The run of a cell, with the address of its search server (several: with commas between)."""
     urls = f"[{retriever}]"
     if cell.mapping == SINGLE:
-        overrides = [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={quoted(str(TOOL))}"]
+        overrides = [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={quoted(TOOL)}"]
         variables = {"DRMAS_RETRIEVER_URLS": urls}
         return STUDY.launch(cell, seed=seed, runs=runs, overrides=overrides, environment=variables, further=further)
     return STUDY.launch(

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from recipes.study_stability.moments import expected_factor
 from recipes.study_stability.penalties import COEFFICIENTS, SIZES, WAYS, predicted
-from recipes.study_stability.summary import Run, choose
+from recipes.study_stability.summary import Run, choose, main_runs
 from recipes.study_stability.training import ESTIMATORS, Setting
 from recipes.study_stability.worlds import AGENTS
 from verl_drmas.report.figures import COLOURS
@@ -103,7 +103,7 @@ def _learning(path: Path, runs: Sequence[Run]) -> None:
         for above, below, world in zip(*axes, ("search", "rescue", "even"), strict=True):
             base = None
             for estimator in ESTIMATORS:
-                chosen = _main(runs, world, estimator)
+                chosen = main_runs(runs, world, estimator)
                 grid = np.linspace(0, chosen[0].setting.budget, 81)
                 values = np.array([_smooth(run.on(grid)) for run in chosen])
                 base = values if base is None else base
@@ -121,7 +121,7 @@ def _norms(path: Path, runs: Sequence[Run]) -> None:
         for row, world in zip(axes, ("search", "rescue"), strict=True):
             for ax, agent in zip(row, AGENTS, strict=True):
                 for estimator in ESTIMATORS:
-                    chosen = _main(runs, world, estimator)
+                    chosen = main_runs(runs, world, estimator)
                     grid = np.linspace(0, chosen[0].setting.budget, 81)
                     values = np.array([_smooth(np.interp(grid, *run.series(agent, "norm"))) for run in chosen])
                     _band(ax, grid / 1000, values, estimator, shade=estimator in ("grpo_team", "drmas"))
@@ -136,7 +136,7 @@ def _norms(path: Path, runs: Sequence[Run]) -> None:
 def _factors(path: Path, runs: Sequence[Run]) -> None:
     with _panels(path, 1, 3, (10, 3.4), sharey=True) as axes:
         for ax, world in zip(axes[0], ("search", "rescue", "even"), strict=True):
-            chosen = _main(runs, world, "grpo_team")
+            chosen = main_runs(runs, world, "grpo_team")
             grid = np.linspace(0, chosen[0].setting.budget, 81)
             for agent in AGENTS:
                 values = np.array([_smooth(np.interp(grid, *run.series(agent, "f"))) for run in chosen])
@@ -257,11 +257,6 @@ def _penalty(path: Path, penalty: Rows) -> None:
         left.set_ylabel("size of the faulty row's advantage")
         right.set_xlabel("rows in the group (coefficient 0.01)")
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _main(runs: Sequence[Run], world: str, estimator: str) -> list[Run]:
-    """The runs at the study's own optimiser and learning rate."""
-    return choose(runs, world=world, estimator=estimator, optimiser=Setting.optimiser, rate=Setting.rate, penalty=None)
 
 
 def _band(

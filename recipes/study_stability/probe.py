@@ -15,7 +15,7 @@ from recipes.study_stability.exact import expected_success
 from recipes.study_stability.moments import group_moments
 from recipes.study_stability.policy import gradient
 from recipes.study_stability.training import ESTIMATORS, Setting, Team, advantages
-from recipes.study_stability.worlds import AGENTS, WORLDS, Batch, Sampler, first_tables
+from recipes.study_stability.worlds import AGENTS, WORLDS, Batch, Draw, Sampler, first_tables
 from verl_drmas.advantage import ESTIMATORS as SWITCHES
 from verl_drmas.advantage import group_advantage
 
@@ -88,8 +88,7 @@ def probe(
 def _draw(setting: Setting, tables: Sequence[np.ndarray], batches: int) -> Iterator[Batch]:
     """Batches of other prompts than those of the training."""
     truth, _ = first_tables(WORLDS[setting.world], setting.seed)
-    seed = (setting.seed, len(tables))
-    sampler = Sampler(WORLDS[setting.world], truth, setting.prompts, setting.sessions, seed)
+    sampler = Sampler(WORLDS[setting.world], truth, setting.prompts, setting.sessions, Draw.PROBE, setting.seed)
     for number in range(batches):
         yield sampler.sample(tables, number)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from recipes.study_stability import penalties
 from recipes.study_stability.moments import extreme
-from recipes.study_stability.summary import Run, choose, estimate, paired
+from recipes.study_stability.summary import Run, choose, estimate, main_runs, paired
 from recipes.study_stability.training import ESTIMATORS, PENALISED, Setting
 from recipes.study_stability.worlds import AGENTS
 from verl_drmas.report.stats import Estimate
@@ -89,7 +89,7 @@ def _learning(runs: Sequence[Run]) -> Iterator[str]:
     rows = []
     for world in (*UNEVEN, "even"):
         for name in ESTIMATORS:
-            chosen, base = _main(runs, world, name), _main(runs, world, BASE)
+            chosen, base = main_runs(runs, world, name), main_runs(runs, world, BASE)
             rows.append(
                 [
                     world,
@@ -111,9 +111,9 @@ def _norms(runs: Sequence[Run]) -> Iterator[str]:
     rows = []
     for world in UNEVEN:
         for agent in AGENTS:
-            base = np.mean([run["norm_median"] for run in _agents(_main(runs, world, BASE), agent)])
+            base = np.mean([run["norm_median"] for run in _agents(main_runs(runs, world, BASE), agent)])
             for name in ESTIMATORS:
-                found = _agents(_main(runs, world, name), agent)
+                found = _agents(main_runs(runs, world, name), agent)
                 median = np.mean([run["norm_median"] for run in found])
                 rows.append(
                     [
@@ -158,7 +158,7 @@ def _factors(runs: Sequence[Run], moments: Rows) -> Iterator[str]:
     for world in UNEVEN:
         for agent in AGENTS:
             for name in (BASE, "drmas"):
-                chosen = _main(runs, world, name)
+                chosen = main_runs(runs, world, name)
                 grid = np.linspace(0, chosen[0].setting.budget, 81)
                 curves = np.array([np.interp(grid, *run.series(agent, "f")) for run in chosen])
                 flat = np.mean([np.mean(run.series(agent, "zero_std")[1]) for run in chosen])
@@ -197,23 +197,21 @@ def _probe(probe: Rows) -> Iterator[str]:
         "After "
         + ", ".join(f"{at:.0%}" for at in times)
         + " of the budget of a `grpo_team` run. *Alignment* is the mean cosine of one batch's gradient with the true "
-        "gradient, *bias* the cosine of the mean gradient (noise: no seed's batches tell it), *silent* the share of "
-        "rows in prompts with both outcomes that are not pushed at all."
+        "gradient, *bias* the cosine of the mean gradient with its standard error over seeds (noise: no seed's batches "
+        "tell it; where fewer than all do, of how many), *silent* the share of rows in prompts with both outcomes "
+        "that are not pushed at all. `even` is the control: there all estimators point the same way."
     )
     rows = []
-    for world in UNEVEN:
+    for world in (*UNEVEN, "even"):
         for agent in AGENTS:
             for name in ESTIMATORS:
                 here = [r for r in probe if (r["world"], r["agent"], r["estimator"]) == (world, agent, name)]
 
-                def over(key: str, here: Rows = here, digits: int = 2) -> str:
-                    cells = []
-                    for at in times:
-                        values = [r[key] for r in here if r["at"] == at and r[key] is not None]
-                        cells.append(f"{np.mean(values):.{digits}f}" if values else "noise")
-                    return " / ".join(cells)
+                def over(key: str, here: Rows = here) -> str:
+                    return " / ".join(f"{np.mean([r[key] for r in here if r['at'] == at]):.2f}" for at in times)
 
-                rows.append([world, agent, f"`{name}`", over("alignment"), over("cosine", digits=3), over("silent")])
+                bias = " / ".join(_bias([r["cosine"] for r in here if r["at"] == at]) for at in times)
+                rows.append([world, agent, f"`{name}`", over("alignment"), bias, over("silent")])
     yield _table(["world", "agent", "estimator", "alignment", "bias", "silent"], rows)
 
 
@@ -277,8 +275,11 @@ def _penalties(runs: Sequence[Run], penalty: Rows) -> Iterator[str]:
     )
 
 
-def _main(runs: Sequence[Run], world: str, estimator: str) -> list[Run]:
-    return choose(runs, world=world, estimator=estimator, optimiser=Setting.optimiser, rate=Setting.rate, penalty=None)
+def _bias(cosines: Sequence[float | None]) -> str:
+    """Mean over the seeds whose batches tell it."""
+    told = [cosine for cosine in cosines if cosine is not None]
+    of = f" ({len(told)} of {len(cosines)})" if told and len(told) < len(cosines) else ""
+    return _shown(Estimate.of(told)) + of if told else "noise"
 
 
 def _agents(runs: Sequence[Run], agent: str) -> list[dict[str, Any]]:
@@ -291,11 +292,16 @@ def _worst(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def _shown(value: Estimate | None) -> str:
-    return "not run" if value is None else f"{value.mean:.3f} ± {value.error or 0:.3f}"
+    return "not run" if value is None else f"{value.mean:.3f}{_error(value)}"
 
 
 def _difference(value: Estimate | None, above: int, of: int) -> str:
-    return "not run" if value is None else f"{value.mean:+.3f} ± {value.error or 0:.3f} ({above} of {of})"
+    return "not run" if value is None else f"{value.mean:+.3f}{_error(value)} ({above} of {of})"
+
+
+def _error(value: Estimate) -> str:
+    """The standard error over seeds; one seed has none."""
+    return "" if value.error is None else f" ± {value.error:.3f}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

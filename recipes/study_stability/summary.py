@@ -97,6 +97,11 @@ def choose(runs: Iterable[Run], **setting: Any) -> list[Run]:
     return sorted(fitting, key=lambda run: run.setting.seed)
 
 
+def main_runs(runs: Iterable[Run], world: str, estimator: str) -> list[Run]:
+    """Returns the runs at the study's own optimiser and learning rate, without a penalty, by seed."""
+    return choose(runs, world=world, estimator=estimator, optimiser=Setting.optimiser, rate=Setting.rate, penalty=None)
+
+
 def estimate(runs: Sequence[Run], value: Callable[[Run], float]) -> Estimate | None:
     """Returns mean and standard error over seeds; None without runs."""
     return Estimate.of([value(run) for run in runs])

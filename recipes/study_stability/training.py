@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from recipes.study_stability.policy import Policy
-from recipes.study_stability.worlds import AGENTS, WORLDS, Batch, Sampler, first_tables
+from recipes.study_stability.worlds import AGENTS, WORLDS, Batch, Draw, Sampler, first_tables
 from verl_drmas.advantage import ESTIMATORS as SWITCHES
 from verl_drmas.advantage import agent_diagnostics, invalid_penalty, penalised_advantage
 
@@ -87,7 +87,7 @@ class Team:
         torch.set_num_threads(1)  # the tables are tiny; and sums must not depend on the machine's cores
         world = WORLDS[setting.world]
         truth, tables = first_tables(world, setting.seed)
-        sampler = Sampler(world, truth, setting.prompts, setting.sessions, (setting.seed,))
+        sampler = Sampler(world, truth, setting.prompts, setting.sessions, Draw.TRAINING, setting.seed)
         return cls(setting, sampler, [Policy(table, setting.optimiser, setting.rate) for table in tables])
 
     def tables(self) -> list[np.ndarray]:
@@ -102,7 +102,8 @@ class Team:
         """Updates every agent on its rows, in an order drawn for it; returns each agent's gradient norms."""
         norms = []
         for agent, policy in enumerate(self.policies):
-            rows = np.random.default_rng((self.setting.seed, step, agent)).permutation(batch.rows_of(agent))
+            order = np.random.default_rng((Draw.ORDER, self.setting.seed, step, agent))
+            rows = order.permutation(batch.rows_of(agent))
             columns = (batch.context[rows], batch.action[rows], batch.log_prob[rows], advantage[rows])
             norms.append(policy.update(*columns, self.setting.updates))
         return norms

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -26,6 +27,17 @@ AGENTS = ("router", "searcher", "answerer")
 ROUTER, SEARCHER, ANSWERER = range(3)
 TURNS = 4
 SEARCH, ANSWER, MALFORMED = range(3)
+
+
+class Draw(IntEnum):
+    """What random numbers are for. It comes first in their seed: numpy fills seeds up with zeros, so that without it
+    (1,) and (1, 0), such as a world and its first step, would be the same numbers.
+    """
+
+    TRUTH = 1
+    TRAINING = 2
+    ORDER = 3
+    PROBE = 4
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,7 @@ class Truth:
 
 def first_tables(world: World, seed: int) -> tuple[Truth, list[np.ndarray]]:
     """Returns what is true under a seed, and each agent's logits (contexts, actions) before training."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng((Draw.TRUTH, seed))
     keys = world.keys
     truth = Truth(draw.permutation(keys), draw.permutation(keys))
 
@@ -152,16 +164,25 @@ def _logit_of(share: float, logits: np.ndarray) -> np.ndarray:
 class Sampler:
     """Plays sessions with the agents' tables as they stand.
 
-    The random numbers of a step depend on seed and step alone, a number to each session, turn and agent: runs of
-    different estimators differ by what they learned, not by their luck.
+    The random numbers of a step depend on purpose, seed and step alone, a number to each session, turn and agent: runs
+    of different estimators differ by what they learned, not by their luck.
+
+    Args:
+        world: to play in.
+        truth: what is right there.
+        prompts: of a step.
+        sessions: of a prompt.
+        draw: what it samples for; another purpose has other prompts and other luck.
+        seed: of both.
     """
 
-    def __init__(self, world: World, truth: Truth, prompts: int, sessions: int, seed: Sequence[int]):
-        self.world, self.truth, self.prompts, self.sessions, self.seed = world, truth, prompts, sessions, tuple(seed)
+    def __init__(self, world: World, truth: Truth, prompts: int, sessions: int, draw: Draw, seed: int):
+        self.world, self.truth, self.prompts, self.sessions = world, truth, prompts, sessions
+        self.draw, self.seed = draw, seed
 
     def sample(self, tables: Sequence[np.ndarray], step: int) -> Batch:
         """Returns a batch of `prompts` times `sessions` sessions, sampled from the agents' logits."""
-        draw = np.random.default_rng((*self.seed, step))
+        draw = np.random.default_rng((self.draw, self.seed, step))
         play = _Play(self, [log_softmax(table) for table in tables], draw)
         (play.pipeline if self.world.even else play.routed)()
         return play.batch()

@@ -4,6 +4,7 @@ import asyncio
 import collections
 import json
 import re
+import sys
 import threading
 
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from verl_drmas.data.filter import Band, Played, Tally, tallies_of_run, write_ba
 from verl_drmas.data.filter_command import filter_command
 from verl_drmas.data.parquet import check_indices, check_prompts, prompt_row, write_rows
 from verl_drmas.data.search import SEARCH_SCHEMA, question_row
+from verl_drmas.evaluation.sessions import WorkflowBug
 from verl_drmas.evaluation.workflow import build_workflow, task_of
 from verl_drmas.serving import look
 
@@ -97,6 +99,8 @@ def server():
 
 def command(prompts, output, *more):
     result = runner.invoke(app, ["filter", str(prompts), "-o", str(output), *map(str, more)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
     return result.exit_code, result.output
 
 
@@ -248,6 +252,37 @@ def test_a_server_that_is_not_there_is_said_at_once(prompts, server, tmp_path, m
     code, told = measure(prompts, tmp_path / "a.parquet", server, "--model", "huge")
     assert code == 1 and "--url: " in told and "'huge' is asked for, it has tiny" in told
     assert measure(prompts, tmp_path / "a.parquet", server)[0] == 0  # no session was played: another may be measured
+
+
+@pytest.fixture
+def own_team(tmp_path, monkeypatch):
+    """Writes a team of the user's into the working folder; `ended` is a line that its sessions end with."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+
+    def write(name, ended="pass"):
+        (tmp_path / f"{name}.py").write_text(
+            "from verl_drmas.workflows.arithmetic import Arithmetic\n\nclosed = []\n\n\nclass Mine(Arithmetic):\n"
+            "    async def run(self, task, team):\n        outcome = await super().run(task, team)\n"
+            f"        {ended}\n        return outcome\n\n"
+            "    async def close(self):\n        closed.append(True)\n"
+        )
+        return ("--workflow", f"{name}:Mine")
+
+    return write
+
+
+def test_a_workflow_of_the_working_folder_is_found_and_closed(prompts, server, tmp_path, own_team):
+    code, told = measure(prompts, tmp_path / "a.parquet", server, *own_team("filtered_team"))
+    assert code == 0, told
+    assert sys.modules["filtered_team"].closed == [True]
+
+
+def test_a_bug_in_the_workflow_ends_it_with_the_traceback_and_closes_it(prompts, server, tmp_path, own_team):
+    with pytest.raises(WorkflowBug, match="Mine raised ValueError in session 0") as raised:
+        measure(prompts, tmp_path / "a.parquet", server, *own_team("broken_team", "int('x')"))
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert sys.modules["broken_team"].closed == [True]
 
 
 def test_settings_are_typed_and_nested():

@@ -16,7 +16,7 @@ def short_waits(monkeypatch):
 
 
 class Served:
-    """Answers with `reply(body)`: a text, or a whole answer; counts what it was asked."""
+    """Answers with `reply(body)`: a text, or a whole answer, at once or awaited; counts what it was asked."""
 
     def __init__(self, reply):
         self.reply, self.models, self.roots = reply, ["tiny"], {}
@@ -28,6 +28,8 @@ class Served:
         body = await request.json()
         self.asked.append(body)
         said = self.reply(body)
+        if asyncio.iscoroutine(said):
+            said = await said
         if not isinstance(said, str):
             return said
         usage = {"prompt_tokens": self.usage[0], "completion_tokens": self.usage[1]} if self.usage else None

@@ -1,9 +1,11 @@
 """`verl-drmas eval` against a server: what is asked, kept, counted and shown, and what ends it."""
 
+import asyncio
 import collections
 import json
 import re
-import time
+import sys
+import threading
 
 import pytest
 from aiohttp import web
@@ -12,6 +14,8 @@ from typer.testing import CliRunner
 from verl_drmas.data.parquet import prompt_row, write_rows
 from verl_drmas.evaluation import run as run_module
 from verl_drmas.evaluation.command import eval_app
+from verl_drmas.evaluation.completions import MARGIN
+from verl_drmas.evaluation.sessions import WorkflowBug
 from verl_drmas.rollout.seeds import call_seed
 from verl_drmas.workflows.delegate import Delegate
 
@@ -157,11 +161,17 @@ def test_failed_sessions_are_counted_apart_and_played_again(evaluate, server, re
     assert found["sources"]["high"]["scores"]["avg@4"]["value"] == 0.75
     assert re.search(r"low +│ +1 of 2 │ +25.0 │ .* 4 │", told)
     assert "5 sessions failed (5 server) and count neither as right nor as wrong" in told
+    assert re.search(r"the first of them \(run 0, row 0, session 0\): server: http://.*: status 400: broken", told)
+    # Of row 3 one session failed: it is in the average, and not in pass@4.
+    assert re.search(r"high +│ +2 │ +75.0 ± 25.0 │ .* │ +100.0\* \(1\) │ +1 │", told), told
+    assert re.search(r"macro average +│ +4 │ [^*]+ │ [^*]+ │ +\d+\.\d\* │ +5 │", told), told
+    assert "* over fewer prompts (in brackets): those with at least k sessions that ended" in told
     reply.broken = lambda question: False
     asked = len(server.asked)
     code, told, found = evaluate()
     assert found["sessions"] == {"asked": 16, "ended": 16, "failed": {}}
     assert len(server.asked) == asked + 10
+    assert "the first of them" not in told and "over fewer prompts" not in told
     assert "5 failed attempts took 0 prompt and 0 response tokens, which the tables leave out" in told
 
 
@@ -178,6 +188,48 @@ def test_prompts_that_are_too_long_are_no_dead_endpoint(evaluate, server):
     code, told, found = evaluate()
     assert code == 1 and found["sessions"] == {"asked": 16, "ended": 0, "failed": {"prompt_too_long": 16}}
     assert "16 sessions failed (16 prompt_too_long)" in told
+
+
+# -- the workflow's own faults
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch, server):
+    """A team of the user's whose solver's answer is put through `body` of a method `ended(outcome)`."""
+
+    def write(body):
+        (tmp_path / "own_team.py").write_text(
+            "import numpy as np\nfrom verl_drmas.workflows.arithmetic import Arithmetic\n\n\nclass Mine(Arithmetic):\n"
+            "    async def run(self, task, team):\n        outcome = await super().run(task, team)\n"
+            f"        {body}\n        return outcome\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "own_team", raising=False)
+        return ("--workflow", "own_team:Mine", "--url", server.url, "--model", "tiny")
+
+    return write
+
+
+@pytest.mark.parametrize("bug, kind", [("int('x')", ValueError), ("open('/no')", OSError), ("1 / 0", ArithmeticError)])
+def test_a_bug_in_the_workflow_ends_it_with_the_traceback(evaluate, mine, bug, kind):
+    told = r"Mine raised \w+ in session 0 of the data row with index 5 \(low\)"
+    with pytest.raises(WorkflowBug, match=told) as raised:
+        evaluate("--concurrency", 1, team=mine(bug))
+    assert isinstance(raised.value.__cause__, kind)
+    assert raised.traceback[-1].path.name == "sessions.py"
+
+
+def test_numbers_of_other_libraries_are_kept_as_plain_ones(evaluate, mine, tmp_path):
+    body = (
+        "outcome.metrics['big'] = np.float32(0.5); outcome.metrics['n'] = np.int64(3); outcome.reward = np.bool_(True)"
+    )
+    code, told, found = evaluate(team=mine(body))
+    assert code == 0, told
+    assert (found["workflow_metrics"]["big"], found["workflow_metrics"]["n"]) == (0.5, 3.0)
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()[2:]]
+    assert {(line["reward"], line["metrics"]["n"]) for line in lines} == {(1.0, 3.0)}
+    with pytest.raises(WorkflowBug, match=r"metrics\['big'\] is 'much'; give a number"):
+        evaluate(team=mine("outcome.metrics['big'] = 'much'"), output="b.jsonl")
 
 
 # -- endpoints that are not there
@@ -240,16 +292,41 @@ def test_a_few_failures_of_a_dead_endpoint_end_it_too(evaluate, server, reply):
     assert "model served: " in told and "2 sessions failed; the last: " in told
 
 
-def test_a_session_over_its_time_failed(evaluate, server):
-    def slow(body):
-        if len(server.asked) == 1:
-            time.sleep(3.0)
+def test_a_session_over_its_time_failed_and_is_played_again(evaluate, server, reply):
+    answer = threading.Event()
+
+    async def never(body):
+        await asyncio.to_thread(answer.wait)
         return "2"
 
-    server.reply = slow
-    code, told, found = evaluate("--timeout", 2.0, "--concurrency", 1)
-    assert code == 0, told
-    assert found["sessions"]["failed"] == {"timeout": 1}
+    server.reply = never
+    code, told, found = evaluate("--timeout", 0.2, "--limit", 1, "-n", 1)
+    answer.set()
+    assert (code, found["sessions"]) == (1, {"asked": 1, "ended": 0, "failed": {"timeout": 1}})
+    assert "timeout: no outcome after 0.2 s" in told
+    server.reply = reply
+    code, told, found = evaluate()
+    assert code == 0 and found["complete"], told
+
+
+def test_timeout_and_concurrency_reach_the_client(evaluate, server, tmp_path, monkeypatch):
+    opened, real = [], run_module.open_models
+
+    def note(team):
+        opened.append(team.models)
+        return real(team)
+
+    monkeypatch.setattr(run_module, "open_models", note)
+    assert evaluate("--timeout", 77, "--concurrency", 5, "--limit", 1, "-n", 1)[0] == 0
+    (tmp_path / "endpoints.yaml").write_text(
+        f"models: {{a: {{urls: ['{server.url}'], model: tiny, timeout: 9, concurrency: 2}}}}\n"
+    )
+    team = ("--workflow", "arithmetic", "--endpoints", tmp_path / "endpoints.yaml")
+    more = ("--timeout", 77, "--limit", 1, "-n", 1)
+    assert evaluate(*more, team=team, output="b.jsonl")[0] == 0
+    (one,), (own,) = (models.values() for models in opened)
+    assert (one.concurrency, one.timeout, one.deadline) == (5, 77 + MARGIN, 77 + MARGIN)
+    assert (own.concurrency, own.timeout, own.deadline) == (2, 9, 77 + MARGIN)  # what the file names comes first
 
 
 # -- nothing is mixed
@@ -274,6 +351,16 @@ def test_another_evaluation_is_not_mixed_in(evaluate, server, tmp_path, more, ke
     code, told, _ = evaluate("--limit", 1, *more)
     assert code == 1 and re.search(rf"holds sessions of another {key}; delete it, or give another --output", told)
     assert (tmp_path / "results.jsonl").read_bytes() == before and len(server.asked) == 2
+
+
+def test_the_same_files_in_another_order_are_not_mixed_in(evaluate, prompts, server, tmp_path):
+    """Sessions are kept by the row's number over all files."""
+    other = write_rows([prompt_row("1+1", "2", data_source="s", split="test", index=0)], tmp_path / "other.parquet")
+    team = ("--workflow", "arithmetic", "--url", server.url, "--model", "tiny", "-n", 4)
+    assert evaluate(other)[0] == 0
+    code, told = command(other, prompts, "-o", tmp_path / "results.jsonl", *team)
+    names = r'\["prompts.parquet", "other.parquet"\], now \["other.parquet", "prompts.parquet"\]'
+    assert code == 1 and re.search(rf"sessions of another order of data \({names}\)", told)
 
 
 def test_other_rows_and_other_code_are_not_mixed_in(evaluate, prompts, tmp_path, server, monkeypatch):

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from verl_drmas.evaluation.completions import Completions, ServedModel
 from verl_drmas.evaluation.endpoint import EndpointTeam, Sampling, server_calls
-from verl_drmas.evaluation.sessions import TooManyFailed, play_session, play_sessions
+from verl_drmas.evaluation.sessions import TooManyFailed, WorkflowBug, play_session, play_sessions
 from verl_drmas.rollout.seeds import call_seed
 from verl_drmas.serving.client import Unanswered
 from verl_drmas.workflows import Outcome, PromptTooLong, SessionFailed, Task, Workflow, load_workflow
@@ -293,6 +293,31 @@ def test_a_first_prompt_that_does_not_fit_fails_the_session():
     assert len(script.asked) == 1
 
 
+def room(body):
+    """A context of 64 tokens in which the messages take 40."""
+    return FULL(body) if body.get("max_tokens", 0) > 24 else says("Ada", end="length", usage=(40, 24))(body)
+
+
+def test_an_answer_that_does_not_fit_is_cut_to_what_the_context_leaves():
+    async def scenario(model):
+        team = team_of(model, sampling=Sampling(max_tokens=50))
+        return await team["main"].act(ASK), team.calls
+
+    script = Script(room)
+    action, (answered,) = play(scenario, script)
+    assert (action.text, action.truncated, action.response_tokens) == ("Ada", True, 24)
+    assert [body.get("max_tokens") for body in script.asked] == [50, None]
+    assert script.asked[1] == {name: value for name, value in script.asked[0].items() if name != "max_tokens"}
+    assert answered.tries == 2
+
+
+def test_messages_that_do_not_fit_are_asked_for_once_more_and_never_again():
+    script = Script(FULL)
+    with pytest.raises(PromptTooLong, match="maximum context length"):
+        play(lambda model: team_of(model, sampling=Sampling(max_tokens=50))["main"].act(ASK), script)
+    assert [body.get("max_tokens") for body in script.asked] == [50, None]
+
+
 def test_a_later_turn_that_does_not_fit_says_nothing_more():
     async def scenario(model):
         async with team_of(model)["main"].converse(ASK, TOOLS) as talk:
@@ -446,5 +471,18 @@ def test_a_session_over_its_time_failed_and_a_bug_is_raised():
     async def buggy(model):
         await play_sessions(Bug(), [Task("q")] * 3, lambda t: team_of(model, t), print, concurrency=2)
 
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(WorkflowBug, match=r"Bug raised KeyError in session 0 .*'mine'") as raised:
         play(buggy, Script(says("x")))
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_a_time_out_inside_a_session_is_a_bug_of_it():
+    class Impatient(Echo):
+        async def run(self, task, team):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+
+    async def scenario(model):
+        return await play_session(Impatient(), Task("q"), team_of(model), timeout=60)
+
+    with pytest.raises(WorkflowBug, match="TimeoutError"):
+        play(scenario, Script(says("x")))

@@ -1,5 +1,6 @@
 """An evaluation in a process of its own: killed in the middle, and stopped by hand."""
 
+import asyncio
 import collections
 import json
 import os
@@ -19,24 +20,31 @@ from verl_drmas.rollout.seeds import call_seed
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
-ROWS, SAMPLES = 12, 4
+ROWS, SAMPLES, AT_ONCE = 12, 4, 4
+ENDED = 5  # sessions, at least, before the server holds its answers
 
 
-class Slow:
-    """Answers each call late, so that there is a middle to be killed in; `open` lets all answers out."""
+class Held:
+    """Answers so many calls and holds all others, so that an evaluation stands in its middle; `open` lets them out.
+
+    A session has two calls, and of `AT_ONCE` sessions that are held each has had one answer at most.
+    """
 
     def __init__(self):
         self.open = threading.Event()
+        self.left = 2 * ENDED + AT_ONCE
 
-    def __call__(self, body):
-        if not self.open.is_set():
-            time.sleep(0.05)  # the server has one thread: calls wait for each other
+    async def __call__(self, body):
+        self.left -= 1
+        held = self.left < 0
+        while held and not self.open.is_set():
+            await asyncio.sleep(0.01)
         return "y" if body["messages"][0]["content"].startswith("V:") else "2"
 
 
 @pytest.fixture
 def server(serve):
-    served = serve(Slow())
+    served = serve(Held())
     yield served
     served.reply.open.set()
 
@@ -47,8 +55,8 @@ def command(server, tmp_path):
     prompts = write_rows(rows, tmp_path / "prompts.parquet")
     return [
         *(sys.executable, "-m", "verl_drmas.cli", "eval", str(prompts), "-o", str(tmp_path / "results.jsonl")),
-        *("--workflow", "arithmetic", "--url", server.url, "--model", "tiny", "--seed", "1", "--concurrency", "4"),
-        *("-n", str(SAMPLES)),
+        *("--workflow", "arithmetic", "--url", server.url, "--model", "tiny", "--seed", "1"),
+        *("--concurrency", str(AT_ONCE), "-n", str(SAMPLES)),
         *("--json", str(tmp_path / "numbers.json")),
     ]  # fmt: skip
 
@@ -84,13 +92,13 @@ def test_a_kill_in_the_middle_loses_no_finished_session(command, server, tmp_pat
     path = tmp_path / "results.jsonl"
     process = start(command)
     try:
-        wait_for(lambda: len(finished(path)) >= 5, process)
+        wait_for(lambda: len(finished(path)) >= ENDED, process)
         process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
         process.communicate(timeout=30)
     before = finished(path)
-    assert 5 <= len(before) < ROWS * SAMPLES
+    assert ENDED <= len(before) <= ENDED + AT_ONCE / 2
     server.reply.open.set()
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
@@ -100,7 +108,7 @@ def test_a_kill_in_the_middle_loses_no_finished_session(command, server, tmp_pat
     asked = collections.Counter(body["seed"] for body in server.asked)
     assert [asked[seed] for place in before for seed in seeds_of(*place)] == [1] * (2 * len(before))
     # What was in flight may be asked twice, and nothing else.
-    assert len(asked) == 2 * ROWS * SAMPLES and sum(asked.values()) - len(asked) <= 2 * 4
+    assert len(asked) == 2 * ROWS * SAMPLES and sum(asked.values()) - len(asked) <= 2 * AT_ONCE
     found = json.loads((tmp_path / "numbers.json").read_text())
     assert found["sources"]["sums"]["scores"]["avg@4"]["value"] == 1.0
     assert found["agents"]["solver"]["calls"] == ROWS * SAMPLES
@@ -112,14 +120,14 @@ def test_control_c_keeps_what_ended(command, tmp_path):
     path = tmp_path / "results.jsonl"
     process = start(command)
     try:
-        wait_for(lambda: len(finished(path)) >= 3, process)
+        wait_for(lambda: len(finished(path)) >= ENDED, process)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130, err
     kept = re.search(r"stopped; (\d+) sessions are kept in", err)
-    assert int(kept[1]) == len(finished(path)) >= 3
+    assert int(kept[1]) == len(finished(path)) >= ENDED
     assert "Traceback" not in err and "Unclosed" not in err and out == ""
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from verl_drmas.config import ConfigError
 from verl_drmas.pair.facts import Facts
@@ -20,7 +19,6 @@ from verl_drmas.pair.jobs import (
     config_flags,
     free_port,
     hide,
-    quote,
     shared_token,
     split_gpus,
 )
@@ -52,15 +50,6 @@ def test_what_is_neither_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="no such YAML file"):
         config_flags(name)
-
-
-@pytest.mark.parametrize(
-    "value", ["/a/b", "/a b/c=d", "it's", "a,b", "[x]", "{y}", "a\\", "\\'", "${z}", "", "$HOME #é"]
-)
-def test_hydra_reads_a_quoted_value_back_as_it_was(value):
-    (override,) = OverridesParser.create().parse_overrides([f"key={quote(value)}"])
-    found = override.value()
-    assert str(found) == value
 
 
 def test_the_users_overrides_come_last_and_each_start_has_its_own_place(tmp_path):

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
@@ -25,9 +26,10 @@ from verl.utils.import_utils import load_extern_object
 
 from recipes.drmas_math import run as math
 from recipes.drmas_search import run as search
-from verl_drmas.check import prepare_keys, prepare_trainer, validate_with_verl
+from verl_drmas.check import check_estimator, prepare_keys, validate_with_verl
 from verl_drmas.config import ConfigError
 from verl_drmas.study.cells import SINGLE, Cell, megatron
+from verl_drmas.support import estimator_refusals
 
 RUNS = Path("/runs")
 A = "actor_rollout_ref"
@@ -133,7 +135,7 @@ def launched(module, cell, further=()):
 
 @pytest.fixture(scope="module", autouse=True)
 def hydra():
-    """verl's own command starts from the same module; one start for all keeps the files that it has read."""
+    """verl's own command starts from the same module."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         yield
     checked.cache_clear()
@@ -154,17 +156,27 @@ def checked(module, cell):
     return config, prepared
 
 
+@contextmanager
 def settled(module, cell):
-    """As `checked`; runs that differ in a team's estimator and their names alone share a composition."""
+    """As `checked`; runs that differ in a team's estimator and their names alone share what was composed and checked.
+
+    Of such a run is checked anew what reads the estimator; outside of the block the shared configuration is as it was.
+    """
     first = next(c for c in cells(module) if (c.size, c.mapping, c.variant) == (cell.size, cell.mapping, cell.variant))
     config, prepared = checked(module, first)
     if cell == first:
-        return config, prepared
+        yield config, prepared
+        return
     assert without_estimator(module, cell) == without_estimator(module, first)
-    config.algorithm.adv_estimator = cell.estimator
-    prepared = prepare_trainer(config)
-    validate_with_verl(config, prepared.policies)
-    return config, prepared
+    algorithm = config.algorithm
+    assert algorithm.adv_estimator == first.estimator
+    algorithm.adv_estimator = cell.estimator
+    try:
+        check_estimator(cell.estimator)
+        assert estimator_refusals(config, prepared.section) == []
+        yield config, prepared
+    finally:
+        algorithm.adv_estimator = first.estimator
 
 
 def without_estimator(module, cell):
@@ -190,7 +202,12 @@ ON_MEGATRON = [
 
 @pytest.mark.parametrize(("module", "cell"), ALL)
 def test_a_run_passes_verls_checks_and_ours_and_has_the_papers_values(module, cell):
-    config, prepared = settled(module, cell)
+    with settled(module, cell) as (config, prepared):
+        assert config.algorithm.adv_estimator == cell.estimator
+        has_the_papers_values(module, cell, config, prepared)
+
+
+def has_the_papers_values(module, cell, config, prepared):
     project = module.STUDY.project
     expected = {**BOTH, **(MATH if module is math else SEARCH), "trainer.n_gpus_per_node": GPUS[cell.size]}
     expected |= INSTEAD.get(cell.variant, {})
@@ -200,7 +217,6 @@ def test_a_run_passes_verls_checks_and_ours_and_has_the_papers_values(module, ce
         expected |= FOUR_SEPARATE
     found = {key: OmegaConf.select(config, key) for key in expected}
     assert found == expected
-    assert config.algorithm.adv_estimator == cell.estimator
     assert config.actor_rollout_ref.actor.strategy == "fsdp2"
     if prepared is None:
         return
@@ -337,6 +353,7 @@ def test_the_heterogeneous_team_has_one_size():
         search.STUDY.config(Cell("3b", "heterogeneous", "drmas"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("module", "cell"),
     [(math, Cell("8b", "separate", "drmas_std")), (search, Cell("7b", "single", "grpo"))],
@@ -357,6 +374,7 @@ def test_a_copied_folder_prints_a_command_that_a_shell_takes_as_it_is(module, ce
     assert arguments == launched(module, cell, ["a.b=c d"]).arguments
 
 
+@pytest.mark.process
 def test_the_script_lists_the_runs_of_a_table_and_refuses_what_it_does_not_know():
     done = script(search.__file__, "--list", "table3")
     assert [line.split("#")[0].split() for line in done.stdout.splitlines()] == [

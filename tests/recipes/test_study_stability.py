@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 from recipes import cpu_job
 from recipes.cpu_arithmetic.mappings import MAPPINGS, Name
 from recipes.cpu_arithmetic.warm_start import WarmStart
-from recipes.study_stability import confirm, moments, penalties, study
+from recipes.study_stability import confirm, figures, moments, penalties, results, study
 from recipes.study_stability.exact import expected_success
 from recipes.study_stability.policy import CLIP, DUAL_CLIP, Policy, gradient
-from recipes.study_stability.probe import direction, probe, snapshots
+from recipes.study_stability.probe import _draw, direction, probe, snapshots
 from recipes.study_stability.retry import Retry
 from recipes.study_stability.study import Scale, run_study
 from recipes.study_stability.summary import Run, choose, paired
 from recipes.study_stability.training import ESTIMATORS, Penalty, Setting, StudyError, Team, check_factors, train
-from recipes.study_stability.worlds import ANSWERER, ROUTER, SEARCHER, TURNS, WORLDS, Sampler, first_tables
+from recipes.study_stability.worlds import ANSWERER, ROUTER, SEARCHER, TURNS, WORLDS, Draw, Sampler, first_tables
 from verl_drmas import check
 from verl_drmas.check_command import compose_as_verl
 from verl_drmas.data.arithmetic import arithmetic_rows
@@ -61,6 +61,25 @@ def test_everybody_acts_once_in_the_even_world():
 def test_the_luck_of_a_step_is_the_same_for_every_estimator():
     starts = {name: next(train(Setting("search", name, 1, 1))) for name in ESTIMATORS}
     assert len({(step["success"], step["actions"]) for step in starts.values()}) == 1
+
+
+def test_what_is_drawn_for_one_purpose_is_drawn_for_no_other(monkeypatch):
+    """numpy fills seeds up with zeros: (1,) and (1, 0) are the same numbers."""
+    seeds, real = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: seeds.append(tuple(seed)) or real(seed))
+    setting = Setting("search", "drmas", 1, budget=3000)
+    list(train(setting))
+    list(_draw(setting, first_tables(WORLDS["search"], 1)[1], 6))
+    assert len({seed[0] for seed in seeds}) == len(Draw)
+    seeds = set(seeds)  # what is true is drawn anew where it is needed
+    assert len({tuple(np.random.SeedSequence(seed).generate_state(4)) for seed in seeds}) == len(seeds)
+
+
+def test_policies_are_probed_with_other_prompts_than_they_were_trained_on():
+    setting = Setting("search", "drmas", 1)
+    team = Team.of(setting)
+    trained = [team.sample(step).context.tolist() for step in range(6)]
+    assert not [batch for batch in _draw(setting, team.tables(), 3) if batch.context.tolist() in trained]
 
 
 def test_an_agent_starts_with_its_world_s_skill():
@@ -236,7 +255,7 @@ def test_the_expected_success_is_what_sampling_comes_to(name):
     draw = np.random.default_rng(2)
     tables = [table + draw.normal(size=table.shape) for table in tables]
     value, slopes = expected_success(world, truth, tables)
-    sampler = Sampler(world, truth, 1500, 1, (1,))
+    sampler = Sampler(world, truth, 1500, 1, Draw.TRAINING, 1)
     found = np.concatenate([sampler.sample(tables, number).success for number in range(20)])
     assert found.mean() == pytest.approx(value, abs=4 * np.sqrt(value * (1 - value) / len(found)))
     for agent, slope in enumerate(slopes):
@@ -299,14 +318,25 @@ def test_differences_are_between_the_same_seeds(small):
     assert (difference.mean, difference.n, above) == (1.0, 1, 1)
 
 
+def test_one_seed_has_no_standard_error(small):
+    alone = [run for run in small if run.setting.seed == 1]
+    assert results._shown(results.estimate(alone[:1], lambda run: 0.5)) == "0.500"
+    assert results._shown(results.estimate(alone[:2], lambda run: 0.5)) == "0.500 ± 0.000"
+    assert results._difference(*paired(alone[:1], alone[:1], lambda run: 0.5), 1) == "+0.000 (0 of 1)"
+    assert [results._bias(told) for told in ([0.5, None], [None], [0.5])] == ["0.500 (1 of 2)", "noise", "0.500"]
+
+
 def test_the_study_writes_its_files_and_the_same_twice(tmp_path, monkeypatch):
     class Serial(ThreadPoolExecutor):
         def __init__(self, processes, mp_context):
             super().__init__(1)
 
     monkeypatch.setattr(study, "ProcessPoolExecutor", Serial)
-    for name in ("one", "two"):
-        run_study(tmp_path / name, Scale((1, 2), 400, 2), 1)
+    captions, real = {}, figures.draw
+    monkeypatch.setattr(figures, "draw", lambda *given: captions.update(real(*given)) or captions)
+    run_study(tmp_path / "one", Scale((1, 2), 400, 2), 1)
+    monkeypatch.setattr(figures, "draw", lambda *given: captions)  # pictures aren't compared
+    run_study(tmp_path / "two", Scale((1, 2), 400, 2), 1)
     names = {path.name for path in (tmp_path / "one").iterdir()}
     assert {"steps.jsonl", "runs.jsonl", "probe.jsonl", "moments.jsonl", "penalty.jsonl", "results.md"} <= names
     for name in names:

@@ -28,6 +28,7 @@ def config_text(**changes):
         "estimator": "drmas",
         "seed": 1,
         "steps": 40,
+        "epochs": 2,
         "model": "Qwen/Qwen3-4B",
         "workflow": "solver_verifier",
         "agents": SHARED,
@@ -66,7 +67,8 @@ actor_rollout_ref:
     temperature: 1.0
     mode: ${{oc.env:NO_SUCH_VARIABLE}}
 trainer:
-  total_training_steps: {values["steps"]}
+  total_training_steps: {"null" if values["steps"] is None else values["steps"]}
+  total_epochs: {values["epochs"]}
   project_name: {values["project"]}
   experiment_name: {values["experiment"]}
   default_local_dir: /checkpoints/{values["experiment"]}
@@ -89,6 +91,7 @@ def make_records(
     failing=(),
     first=1,
     drift=0.0,
+    epoch=None,
 ):
     """Returns what a run logs, and the truth.
 
@@ -100,12 +103,13 @@ def make_records(
         failing: steps at which one session fails.
         first: step.
         drift: added to rewards.
+        epoch: its steps; None: all are of the first one.
     """
     random = np.random.default_rng(seed)
     truth = Truth()
     last = first + steps - 1
     for step in range(first, last + 1):
-        data = {"training/global_step": step, "training/epoch": 0}
+        data = {"training/global_step": step, "training/epoch": (step - 1) // epoch if epoch else 0}
         failed = int(step in failing)
         ended = prompts * n - failed
         truth.sessions += ended

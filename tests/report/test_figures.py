@@ -6,6 +6,7 @@ from matplotlib import image
 from simulated_runs import SEPARATE
 
 from verl_drmas.report import figures
+from verl_drmas.report.blocks import Picture
 from verl_drmas.report.figures import AT_ONCE, Panel, batches, draw_curves, draw_phases, metric_of_runs
 from verl_drmas.report.find import find_runs
 from verl_drmas.report.groups import Group, group_runs
@@ -15,11 +16,9 @@ from verl_drmas.report.spikes import spikes
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that are saved, by file name."""
-    kept, real = {}, figures._save
-    monkeypatch.setattr(
-        figures, "_save", lambda figure, path: kept.setdefault(path.name, figure) and real(figure, path)
-    )
+    """The figures that would be saved, by file name; rendering takes most of the time, and `test_report.py` has it."""
+    kept = {}
+    monkeypatch.setattr(figures, "_save", lambda figure, path: kept.update({path.name: figure}))
     return kept
 
 
@@ -121,9 +120,21 @@ def test_a_metric_that_appears_later_is_drawn_from_there(write_log, drawn, tmp_p
     assert drawn["entropy.png"].axes[0].lines[0].get_xdata()[0] == 13
 
 
+def test_a_long_runs_lines_are_smoothed_and_it_is_said(write_log, drawn, tmp_path):
+    name = "drmas/agent/a/reward/mean"
+    runs, _ = find_runs([write_log([(step, {name: step % 2}) for step in range(1, 201)])])
+    (picture,) = [block for block in everything(group_runs(runs), tmp_path) if isinstance(block, Picture)]
+    assert "each value the mean of the last 5 steps" in picture.caption
+    assert drawn["reward.png"].axes[0].lines[0].get_ydata()[-1] == pytest.approx(0.4)
+
+
 def test_phases_are_bars_as_long_as_their_seconds(drawn, tmp_path):
     seconds = {"A: x": {"rollout": 3.0, "update": 1.0, "other": 0.5}, "B: y": {"rollout": 1.0, "test": 2.0}}
     draw_phases(seconds, tmp_path / "phases.png")
     (axis,) = drawn["phases.png"].axes
     assert sorted(patch.get_width() for patch in axis.patches if patch.get_width()) == [0.5, 1.0, 1.0, 2.0, 3.0]
+
+
+def test_a_figure_is_saved_as_wide_as_a_page(tmp_path):
+    draw_phases({"A: x": {"rollout": 3.0}}, tmp_path / "phases.png")
     assert image.imread(tmp_path / "phases.png").shape[1] == 1300

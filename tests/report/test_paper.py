@@ -91,8 +91,10 @@ def test_data_sources_are_known_by_their_usual_names(task, source, dataset):
 
 
 def test_values_unlike_the_papers_are_listed_and_equal_ones_are_not(settings):
-    assert unlike(settings(), "math") == []
-    found = unlike(settings(batch=16, lr=0.00001, more="extra: 1"), "math")
+    assert unlike(settings(steps=None), "math") == []
+    assert unlike(settings(steps=None, epochs=3), "math") == ["trainer.total_epochs 3 (paper: 2)"]
+    assert unlike(settings(steps=40), "math") == ["trainer.total_training_steps 40 (paper: none)"]
+    found = unlike(settings(batch=16, lr=0.00001, more="extra: 1", steps=None), "math")
     assert found == ["data.train_batch_size 16 (paper: 32)", "actor_rollout_ref.actor.optim.lr 1e-05 (paper: 1e-06)"]
     assert any(
         line.startswith("drmas.agents.*.invalid_penalty 0.1 (paper: 0.01)") for line in unlike(settings(), "search")

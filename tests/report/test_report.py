@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections import Counter
 
 import pytest
@@ -172,6 +173,20 @@ def test_an_evaluation_in_a_runs_folder_goes_before_its_last_validation(tmp_path
     assert "the evaluation half.json isn't complete" in text
 
 
+def test_several_evaluations_of_a_run_are_said(tmp_path):
+    write_run(tmp_path / "run", steps=4, scores=scores(0.4))
+    for name, value in (("eval_a", 0.61), ("eval_b", 0.58)):
+        score = {"value": value, "error": 0.1, "prompts": 30, "runs": [value], "runs_error": None}
+        summary = {"workflow": "solver_verifier", "samples": 16, "sessions": {}, "complete": True}
+        summary["sources"] = {"aime24": {"rows": 30, "failed": 0, "scores": {"avg@16": score}}}
+        (tmp_path / "run" / f"{name}.json").write_text(json.dumps(summary))
+    text = write_report([tmp_path / "run"], tmp_path / "out").markdown.read_text()
+    (row, *_) = table(text, "Table 1, Qwen3-4B: avg@16")
+    assert row["Shared, Dr. MAS: ours"] == "58.0 (n = 1)"
+    told = "several evaluations; aime24 avg@16: 58.0 is of eval_b.json; 61.0 in eval_a.json, not shown"
+    assert told in section(text, "What is missing").replace("\\_", "_")
+
+
 def test_stock_verls_own_validation_keeps_its_name(tmp_path):
     metrics = {"training/global_step": 1, "val-core/aime24/acc/mean@16": 0.5, "val-core/aime24/acc/best@16/mean": 0.7}
     write_records(tmp_path / "stock.jsonl", [(1, metrics)])
@@ -191,12 +206,24 @@ def test_what_is_missing_is_said(tmp_path):
         "several have the same seed (1)",
         "its runs end at different steps (9, 10)",
         "A1 a_seed1: ends at step 9 of 12",
+        "A2 a_seed2: ends at step 10 of 12",
         "A1 a_seed1: the last line was cut short",
         "NaN or infinite, and in no mean: actor/grad_norm in 1, drmas/model/base/grad_norm in 1 steps",
         "A2 a_seed2: steps 1–2 are not in the log; verl's file logger begins its file anew",
         "no validation",
     ):
         assert line in missing
+
+
+def test_means_over_runs_of_different_length_are_said_beside_the_tables(tmp_path):
+    for seed, steps in ((1, 6), (2, 4)):
+        options = dict(seed=seed, steps=steps, epoch=3, scores=scores(0.4), config={"steps": None, "epochs": 2})
+        write_run(tmp_path / "runs" / f"a_seed{seed}", **options)
+    text = write_report([tmp_path / "runs"], tmp_path / "out").markdown.read_text()
+    places = section(text, "The paper's tables")
+    assert "a_seed2 isn't whole: it ends at step 4 of 6 (2 epochs of 3), and the means of A have it in" in places
+    assert "The means of A are over runs of different length: they end at steps 4, 6." in places
+    assert "a_seed1 isn't whole" not in places
 
 
 def test_an_agent_that_wasnt_called_in_some_steps_is_said_once(tmp_path):
@@ -230,19 +257,26 @@ def test_a_run_of_validation_alone_is_reported(tmp_path):
     assert "not logged" in text and "40.0 (n = 1)" in text
 
 
-def test_the_same_runs_give_the_same_report(three_cells, tmp_path, drawn):
-    one, two = (write_report([three_cells], tmp_path / name) for name in ("a", "b"))
+def test_the_same_runs_give_the_same_report(tmp_path, drawn):
+    for seed in (1, 2):
+        write_run(
+            tmp_path / "runs" / f"a_seed{seed}", seed=seed, steps=4, agents={"solver": "base"}, scores=scores(0.4)
+        )
+    one, two = (write_report([tmp_path / "runs"], tmp_path / name) for name in ("a", "b"))
     assert one.html.read_bytes() == two.html.read_bytes()
     assert len(one.pictures) >= 8 and all(path.read_bytes().startswith(b"\x89PNG") for path in one.pictures)
 
 
-def test_thousands_of_steps_are_no_burden(tmp_path, drawn):
-    """Quadratic work would take minutes here."""
-    for seed in (1, 2):
-        write_run(tmp_path / "runs" / f"long_seed{seed}", seed=seed, steps=4000, prompts=1, n=2)
-    text = write_report([tmp_path / "runs"], tmp_path / "out").markdown.read_text()
-    assert [row["steps"] for row in table(text, "In total")] == ["4,000", "4,000"]
-    assert "each value the mean of the last 100 steps" in text
+def test_sixteen_times_the_steps_are_at_most_sixteen_times_the_work(tmp_path):
+    """In seconds of this process's own, which a busy machine stretches alike; drawing is `test_figures.py`'s."""
+    seconds = {}
+    for steps in (500, 8000):
+        write_run(tmp_path / f"{steps}" / "run", steps=steps, prompts=1, n=2)
+        start = time.process_time()
+        text = write_report([tmp_path / f"{steps}"], tmp_path / f"report-{steps}").markdown.read_text()
+        seconds[steps] = time.process_time() - start
+        assert [row["steps"] for row in table(text, "In total")] == [f"{steps:,}"]
+    assert seconds[8000] < 16 * seconds[500], seconds  # some of it is the same for any run: about 9 times
 
 
 def test_the_command_writes_and_says_where(tmp_path, capsys):

@@ -82,14 +82,13 @@ def test_agents_come_from_the_metric_names(write_log):
     assert read_run(write_log([(1, dict.fromkeys(names, 0.0))])).agents() == ["solver", "verifier"]
 
 
-def test_gradients_are_a_models_own_where_there_are_several(write_log):
-    def log(*models):
-        return read_run(
-            write_log([(1, {f"drmas/model/{m}/grad_norm": 1.0 for m in models} | {"drmas/model/x/rows": 2})])
-        )
+def test_a_quantity_is_a_models_own_and_else_verls(write_log):
+    def norms(*models, **data):
+        named = {f"drmas/model/{m}/grad_norm": 1.0 for m in models}
+        return read_run(write_log([(1, named | {"drmas/model/x/rows": 2} | data)])).by_model("grad_norm")
 
-    assert log("base").gradients() == {"grad norm": "actor/grad_norm"}
-    assert log("b", "a").gradients() == {
-        "a: grad norm": "drmas/model/a/grad_norm",
-        "b: grad norm": "drmas/model/b/grad_norm",
-    }
+    stock = {"actor/grad_norm": 1.0}
+    assert norms() == {}
+    assert norms(**stock) == {"model": "actor/grad_norm"}
+    assert norms("base", **stock) == {"base": "drmas/model/base/grad_norm"}
+    assert norms("b", "a") == {"a": "drmas/model/a/grad_norm", "b": "drmas/model/b/grad_norm"}

@@ -63,7 +63,7 @@ def test_a_search_teams_outcomes_stand_first_and_a_solvers_are_left_out(write_lo
     log = read_run(write_log(entries))
     shown = as_dict(log)
     assert {name: row["label"] for name, row in list(shown.items())[:7]} == SEARCHED
-    assert list(shown) == [*SEARCHED, "actor/grad_norm", "timing_s/step"]
+    assert list(shown) == [*SEARCHED, "timing_s/step"]
     assert "solver" not in rendered(log)
 
 
@@ -103,6 +103,22 @@ def test_each_agent_has_its_share_of_valid_actions(write_log):
     labels = [row["label"] for row in as_dict(log).values()]
     own = ["reward", "activations per session", "valid share", "inflation factor"]
     assert labels[:8] == [f"{agent}: {label}" for agent in ("answer", "search") for label in own]
+
+
+@pytest.mark.parametrize(
+    ("models", "labels"),
+    [
+        ({"actor/grad_norm": 2.0}, {"actor/grad_norm": "grad norm"}),
+        ({"actor/grad_norm": 2.0, "drmas/model/base/grad_norm": 2.0}, {"drmas/model/base/grad_norm": "grad norm"}),
+        (
+            {"drmas/model/b/grad_norm": 2.0, "drmas/model/a/grad_norm": 2.0},
+            {"drmas/model/a/grad_norm": "a: grad norm", "drmas/model/b/grad_norm": "b: grad norm"},
+        ),
+    ],
+)
+def test_each_model_has_its_gradient_norm(write_log, models, labels):
+    shown = as_dict(read_run(write_log([(step, models) for step in range(1, 6)])))
+    assert {name: row["label"] for name, row in shown.items() if "grad" in name} == labels
 
 
 def test_searches_are_counted_to_two_digits(write_log):

@@ -5,7 +5,7 @@ import shlex
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from verl_drmas.study.launch import SEEDED, launch, quoted
+from verl_drmas.study.launch import SEEDED, launch
 
 
 def values(arguments):
@@ -48,6 +48,13 @@ def test_what_is_shown_is_what_is_run(run):
     assert shlex.split(run.shown()) == ["python", *run.command[1:]]
 
 
-@pytest.mark.parametrize("text", ["/plain/path-1.x", "/a b", "it's", '/say "x"', "/a,b=[c]{d}", "/50%", "/${x}"[:3]])
-def test_quoted_texts_stay_as_they_are(text):
-    assert values([f"key={quoted(text)}"]) == {"key": text}
+def test_a_start_keeps_the_metrics_of_an_earlier_one(run, monkeypatch):
+    """verl goes on from its last checkpoint and begins its log anew."""
+    monkeypatch.setattr("verl_drmas.study.launch.os.execv", lambda path, command: None)
+    log = run.folder / "metrics.jsonl"
+    for number in (1, 2, 3):
+        run.start()
+        assert not log.exists()
+        log.write_text(f"start {number}")
+    kept = {path.name: path.read_text() for path in run.folder.glob("*.jsonl")}
+    assert kept == {"metrics.1.jsonl": "start 1", "metrics.2.jsonl": "start 2", "metrics.jsonl": "start 3"}

@@ -1,36 +1,9 @@
-"""avg@k and pass@k against the closed form, brute force and hand-made sessions."""
-
-from itertools import combinations
+"""avg@k and pass@k of hand-made sessions; `tests/evaluation/test_score.py` has the rule that both share."""
 
 import pytest
 
-from verl_drmas.trainer.validation import ks, pass_at_k, validation_metrics
-
-
-@pytest.mark.parametrize("n", range(1, 8))
-def test_pass_at_k_is_the_share_of_all_draws_with_a_right_one(n):
-    for correct in range(n + 1):
-        sessions = [1] * correct + [0] * (n - correct)
-        for k in range(1, n + 1):
-            draws = list(combinations(sessions, k))
-            assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws), abs=1e-12)
-
-
-def test_pass_at_k_ends():
-    assert pass_at_k(16, 0, 8) == 0.0
-    assert pass_at_k(16, 9, 8) == 1.0
-    assert pass_at_k(16, 4, 1) == 0.25
-
-
-@pytest.mark.parametrize(("n", "correct", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 5), (4, 1, 0)])
-def test_pass_at_k_refuses_what_has_no_meaning(n, correct, k):
-    with pytest.raises(ValueError, match=f"n={n}, correct={correct}, k={k}"):
-        pass_at_k(n, correct, k)
-
-
-@pytest.mark.parametrize(("n", "expected"), [(1, [1]), (4, [1, 2, 4]), (6, [1, 2, 4, 6]), (16, [1, 2, 4, 8, 16])])
-def test_reported_k(n, expected):
-    assert ks(n) == expected
+from verl_drmas.evaluation.score import score_source
+from verl_drmas.trainer.validation import validation_metrics
 
 
 def sessions(**prompts):
@@ -103,3 +76,10 @@ def test_numpy_ids_and_scores():
     np = pytest.importorskip("numpy")
     sources, uids, scores = (np.array(c, dtype=object) for c in sessions(a_1=[1.0, 0.0]))
     assert validation_metrics(sources, uids, scores, expected(2, "a_1"))["val/a/pass@2"] == 1.0
+
+
+def test_a_validation_says_what_an_evaluation_of_the_same_sessions_says():
+    prompts = {"a_1": [1, 0, 1, 1, 0, 0], "a_2": [0, 0, 0.5, 0, 1, 0], "a_3": [1, 1, 1]}
+    metrics = validation_metrics(*sessions(**prompts), expected(6, *prompts))
+    scores = score_source([prompts], 6, [1, 2, 4, 6])
+    assert {f"val/a/{name}": score.value for name, score in scores.items()} | {"val/a/failed_sessions": 3.0} == metrics

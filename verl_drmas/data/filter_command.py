@@ -12,7 +12,7 @@ import typer
 
 from verl_drmas.data.filter import Band, Kept, Played, indices_of, read_prompts, tallies_of_run, write_band
 from verl_drmas.evaluation.journal import digest
-from verl_drmas.evaluation.workflow import build_workflow, gold_of, preflight, task_of
+from verl_drmas.evaluation.workflow import build_workflow, find_users_modules, gold_of, preflight, task_of
 from verl_drmas.workflows import Task, Workflow
 
 if TYPE_CHECKING:
@@ -68,18 +68,18 @@ def filter_command(
         else:
             if until_step is not None:
                 raise ValueError("--until-step: is for --run")
-            from verl_drmas.evaluation.completions import ServedModel
+            from verl_drmas.evaluation.completions import ServedModel, patience_of
             from verl_drmas.evaluation.endpoint import Sampling
 
             name = _given("--workflow", workflow)
             served = ServedModel(
-                tuple(url or ()),
-                _given("--model", model),
-                api_key_env,
-                concurrency,
-                timeout,
+                urls=tuple(url or ()),
+                model=_given("--model", model),
+                api_key_env=api_key_env,
                 calls=calls,
+                **patience_of(concurrency, timeout),
             )
+            find_users_modules()
             team = build_workflow(name, setting or [])
             table = read_prompts(prompts, needs_answer=team.needs_answer)
             sampling = Sampling(temperature, top_p, max_tokens, seed)
@@ -141,7 +141,7 @@ def _measure(
         try:
             await play_sessions(workflow, tasks, team_of, note, concurrency=concurrency, timeout=timeout)
         finally:
-            await model.close()
+            await asyncio.gather(workflow.close(), model.close())
 
     try:
         for line in (model.check(), preflight(workflow)):

@@ -50,8 +50,8 @@ def evaluate(
     temperature: Annotated[float, typer.Option(help="Of all agents.")] = 0.6,
     top_p: Annotated[float, typer.Option(help="Of all agents.")] = 0.95,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of one turn.")] = None,
-    concurrency: Annotated[int, typer.Option(help="Sessions at once.")] = 32,
-    timeout: Annotated[float, typer.Option(help="Seconds that a session may take.")] = 1800.0,
+    concurrency: Annotated[int, typer.Option(help="Sessions at once, and calls in flight.")] = 32,
+    timeout: Annotated[float, typer.Option(help="Seconds that a session, and so a call, may take.")] = 1800.0,
     prices: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML of prices per million tokens.")] = None,
     texts: Annotated[bool, typer.Option("--texts", help="Keep what the agents said in the sessions' file.")] = False,
     summary: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers there.")] = None,
@@ -68,15 +68,16 @@ def evaluate(
     """
     try:
         from verl_drmas.data.parquet import whole_file
-        from verl_drmas.evaluation.completions import ServedModel
+        from verl_drmas.evaluation.completions import ServedModel, patience_of
         from verl_drmas.evaluation.endpoint import Sampling
         from verl_drmas.evaluation.results import Asked, Results
         from verl_drmas.evaluation.rows import read_files
         from verl_drmas.evaluation.score import usual_ks
         from verl_drmas.evaluation.summary import summarise
-        from verl_drmas.evaluation.team import build_team, find_users_modules, read_endpoints
+        from verl_drmas.evaluation.team import build_team, read_endpoints
         from verl_drmas.evaluation.training import read_training
         from verl_drmas.evaluation.usage import read_prices
+        from verl_drmas.evaluation.workflow import find_users_modules
     except ImportError as error:
         _refuse(ImportError(f"{error}; pip install 'verl-drmas[search]'"))
     try:
@@ -88,14 +89,15 @@ def evaluate(
         if ks and not 1 <= ks[0] <= ks[-1] <= samples:
             raise ValueError(f"--k {ks[-1]}: pass@k needs 1 <= k <= --samples ({samples})")
         find_users_modules()
+        patience = patience_of(concurrency, timeout)
         one = None
         if endpoints is None and (url or model):
-            one = ServedModel(tuple(url or ()), model or "", api_key_env, concurrency=max(concurrency, 64), calls=calls)
+            one = ServedModel(tuple(url or ()), model or "", api_key_env=api_key_env, calls=calls, **patience)
         team = build_team(
             workflow=workflow,
             settings=setting or [],
             training=read_training(config) if config else None,
-            endpoints=read_endpoints(endpoints) if endpoints else None,
+            endpoints=read_endpoints(endpoints, patience) if endpoints else None,
             one=one,
             sampling=Sampling(temperature, top_p, max_tokens),
         )
@@ -111,7 +113,7 @@ def evaluate(
         for note in rows.notes:
             typer.echo(f"note: {note}", err=True)
         asked = Asked(min(limit or len(rows.rows), len(rows.rows)), samples, runs)
-        measured = {**team.measured(), "seed": seed, "data": rows.files}
+        measured = {**team.measured(), "seed": seed, "data": rows.files, "order of data": [*rows.files]}
         with Results(output.expanduser(), measured, asked, texts=texts, concurrency=concurrency) as results:
             _play(team, rows.rows, results, seed=seed, timeout=timeout)
             currency = price_file.currency if price_file else ""

@@ -10,6 +10,8 @@ from verl_drmas.serving.client import ChatClient, Unanswered
 from verl_drmas.serving.look import Look, look_at
 from verl_drmas.serving.settings import Endpoint
 
+MARGIN = 10.0  # seconds
+
 
 @dataclass(frozen=True)
 class ServedModel(Endpoint):
@@ -35,6 +37,19 @@ class ServedModel(Endpoint):
         ]
         if ours:
             raise ValueError(f"extra_body: {ours[0]!r} is set by the workflow and the back end; leave it out")
+
+
+def patience_of(sessions: int, seconds: float) -> dict[str, Any]:
+    """How a model is asked by sessions: fields of a `ServedModel`.
+
+    As many calls are in flight as sessions, and a call may take what its session may. The session's limit comes first,
+    so that one that is over its time is told as that, and not as a server's failure.
+
+    Args:
+        sessions: At once.
+        seconds: That one may take.
+    """
+    return {"concurrency": sessions, "timeout": seconds + MARGIN, "deadline": seconds + MARGIN}
 
 
 class Completions(ChatClient):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_drmas.evaluation.completions import Completions
@@ -13,6 +13,8 @@ from verl_drmas.serving.client import Answered, ContextFull, Unanswered
 from verl_drmas.workflows.base import Action, Agent, Conversation, Message, Task, Team, message
 from verl_drmas.workflows.errors import PromptTooLong, SessionFailed
 from verl_drmas.workflows.tools import Spoken, ToolCall, hermes_calls
+
+LENGTHS = ("max_tokens", "max_completion_tokens")  # either name of the same bound
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class EndpointConversation(Conversation):
             action.text, action.spoken, action.truncated = "", None, True
             return action
         try:
-            answered = await self.agent.model.ask(self._request())
+            answered = await self._ask()
         except ContextFull as error:
             if not action.turns:
                 raise PromptTooLong(str(error)) from error
@@ -146,6 +148,24 @@ class EndpointConversation(Conversation):
             raise SessionFailed("server", str(error)) from error
         self._hear(answered)
         return action
+
+    async def _ask(self) -> Answered[dict[str, Any]]:
+        """One completion. Where the messages fit and the tokens that are asked for beside them don't, with what the
+        context leaves: training's engines cut the length of a response so, and servers refuse.
+
+        Raises:
+            ContextFull: The messages alone don't fit.
+            Unanswered: See `ChatClient.ask`.
+        """
+        request = self._request()
+        try:
+            return await self.agent.model.ask(request)
+        except ContextFull as refused:
+            unbounded = {name: value for name, value in request.items() if name not in LENGTHS}
+            if len(unbounded) == len(request):
+                raise
+            answered = await self.agent.model.ask(unbounded)
+            return replace(answered, tries=refused.tries + answered.tries)
 
     def _request(self) -> dict[str, Any]:
         own, task, served = self.agent.sampling, self.agent.team.task, self.agent.model.served

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from verl_drmas.evaluation.journal import Journal, Mixed
-from verl_drmas.evaluation.sessions import Session
+from verl_drmas.evaluation.sessions import Session, WorkflowBug
+from verl_drmas.workflows.base import Outcome
 
 
 class Place(NamedTuple):
@@ -159,6 +160,9 @@ def line_of(place: Place, session: Session, *, texts: bool) -> dict[str, Any]:
         place: Which session.
         session: It.
         texts: Keep each activation's last text.
+
+    Raises:
+        WorkflowBug: The workflow's reward or a metric is no number.
     """
     task, outcome, team = session.task, session.outcome, session.team
     line: dict[str, Any] = {
@@ -171,7 +175,7 @@ def line_of(place: Place, session: Session, *, texts: bool) -> dict[str, Any]:
     if outcome is None:
         line |= {"failed": session.failed, "detail": session.detail[:300]}
     else:
-        line |= {"reward": float(outcome.reward), "answer": outcome.answer, "metrics": outcome.metrics}
+        line |= _plain(outcome)
     line["activations"] = [
         {
             "agent": action.agent_id,
@@ -194,3 +198,23 @@ def line_of(place: Place, session: Session, *, texts: bool) -> dict[str, Any]:
         for call in team.calls
     ]
     return line
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as JSON has it: workflows count with numpy and torch too, whose scalars it can't hold."""
+    numbers = _floats({"reward": outcome.reward, **{f"metrics[{key!r}]": v for key, v in outcome.metrics.items()}})
+    return {
+        "reward": numbers.pop("reward"),
+        "answer": None if outcome.answer is None else str(outcome.answer),
+        "metrics": dict(zip(map(str, outcome.metrics), numbers.values(), strict=True)),
+    }
+
+
+def _floats(given: Mapping[str, Any]) -> dict[str, float]:
+    found = {}
+    for name, value in given.items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError) as error:
+            raise WorkflowBug(f"the outcome's {name} is {value!r}; give a number") from error
+    return found

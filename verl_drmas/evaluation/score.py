@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, fsum, isclose, sqrt
 from statistics import fmean, stdev
 
 # Successes of the sessions that ended, by run and by prompt.
-Successes = Sequence[Mapping[int, Sequence[float]]]
+Successes = Sequence[Mapping[Hashable, Sequence[float]]]
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -89,8 +89,8 @@ def macro_average(sources: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
     return {name: _average([source[name] for source in sources]) for name in names}
 
 
-def _score(runs: Sequence[Mapping[int, float]]) -> Score | None:
-    by_prompt: dict[int, list[float]] = {}
+def _score(runs: Sequence[Mapping[Hashable, float]]) -> Score | None:
+    by_prompt: dict[Hashable, list[float]] = {}
     for run in runs:
         for prompt, value in run.items():
             by_prompt.setdefault(prompt, []).append(value)

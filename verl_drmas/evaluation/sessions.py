@@ -41,6 +41,13 @@ class Session:
         return float(self.outcome.reward if self.outcome.correct is None else self.outcome.correct)
 
 
+class WorkflowBug(Exception):
+    """The workflow's own code is wrong: no session would be worth anything. Its cause is what was raised, if anything.
+
+    Neither a ValueError nor an OSError, which commands tell in a line: this one ends them with the traceback.
+    """
+
+
 class TooManyFailed(RuntimeError):
     """So many sessions failed in a row that more would fail too."""
 
@@ -53,20 +60,24 @@ async def play_session(workflow: Workflow, task: Task, team: Team, timeout: floa
         task: The data row.
         team: Its agents.
         timeout: Seconds it may take; None: no limit.
+
+    Raises:
+        WorkflowBug: It raised something else than a `SessionFailed`.
     """
     start = time.monotonic()
     try:
         outcome = await asyncio.wait_for(workflow.run(task, team), timeout)
     except SessionFailed as failure:
         return Session(task, team, None, failure.reason, failure.detail, time.monotonic() - start)
-    except (TimeoutError, asyncio.TimeoutError):
-        if timeout is None or time.monotonic() - start < timeout:
-            raise  # a time-out of something inside the session
-        return Session(task, team, None, "timeout", f"no outcome after {timeout:g} s", time.monotonic() - start)
     except Exception as error:
-        if hasattr(error, "add_note"):  # Python 3.11
-            error.add_note(f"in session {task.session} of data row {task.index} ({task.data_source})")
-        raise
+        seconds = time.monotonic() - start
+        # A time-out of something inside the session comes sooner.
+        if isinstance(error, TimeoutError | asyncio.TimeoutError) and timeout is not None and seconds >= timeout:
+            return Session(task, team, None, "timeout", f"no outcome after {timeout:g} s", seconds)
+        raise WorkflowBug(
+            f"{type(workflow).__name__} raised {type(error).__name__} in session {task.session} of the data row with "
+            f"index {task.index} ({task.data_source}): {error}"
+        ) from error
     return Session(task, team, outcome, seconds=time.monotonic() - start)
 
 
@@ -93,6 +104,7 @@ async def play_sessions(
 
     Raises:
         TooManyFailed: They did.
+        WorkflowBug: As `play_session`.
     """
     waiting, in_a_row = iter(tasks), 0
 

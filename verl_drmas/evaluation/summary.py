@@ -52,6 +52,7 @@ def summarise(
             "ended": len(results.ended),
             "failed": dict(Counter(line["failed"] for line in results.failed.values())),
         },
+        "first_failure": next((_failure(line) for line in results.failed.values()), None),
         "sources": {
             name: {"rows": rows[name], "failed": failed, "scores": {key: asdict(s) for key, s in scored[name].items()}}
             for name, failed in _failures(sources, results, rows).items()
@@ -71,6 +72,10 @@ def summarise(
         },
         "workflow_metrics": type(team.workflow).summarise([line["metrics"] for line in lines]) if lines else {},
     }
+
+
+def _failure(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: line[name] for name in ("run", "row", "session", "failed", "detail")}
 
 
 def _successes(sources: Sequence[str], results: Results) -> dict[str, list[dict[int, list[float]]]]:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 MISSING = "-"
+FEWER = "* over fewer prompts (in brackets): those with at least k sessions that ended"
 
 
 def tables_of(summary: Mapping[str, Any]) -> list[Table]:
@@ -26,19 +27,24 @@ def score_table(summary: Mapping[str, Any]) -> Table:
     names = _names(summary)
     several = f", mean of {summary['runs']} runs" if summary["runs"] > 1 else ""
     table = Table(title=f"{summary['workflow']}: percent ± standard error over prompts{several}", title_justify="left")
+    if any(_fewer(found, name) for found in summary["sources"].values() for name in names):
+        table.caption, table.caption_justify = FEWER, "left"
     table.add_column("data source")
     for name in ("prompts", *names, "failed sessions"):
         table.add_column(name, justify="right")
     for source, found in summary["sources"].items():
         scores = found["scores"]
-        row = [_with_error(scores.get(name), "error") for name in names]
+        row = [_with_error(scores.get(name), "error") + _fewer(found, name) for name in names]
         table.add_row(source, _prompts(found, names), *row, str(found["failed"]))
     if summary["macro_average"]:
         table.add_section()
         macro = summary["macro_average"]
         failed = sum(found["failed"] for found in summary["sources"].values())
         rows = sum(found["rows"] for found in summary["sources"].values())
-        table.add_row("macro average", str(rows), *(_with_error(macro.get(n), "error") for n in names), str(failed))
+        parts = summary["sources"].values()
+        marked = {name for name in macro if any(_fewer(part, name) for part in parts)}
+        cells = [_with_error(macro.get(name), "error") + "*" * (name in marked) for name in names]
+        table.add_row("macro average", str(rows), *cells, str(failed))
     return table
 
 
@@ -114,7 +120,7 @@ def metric_table(summary: Mapping[str, Any]) -> Table:
 
 
 def failed_line(summary: Mapping[str, Any]) -> str | None:
-    """A line on sessions that failed and on what they took; None: none ever did."""
+    """A line on sessions that failed and on what they took, and one on the first; None: none ever did."""
     failed, lost = summary["sessions"]["failed"], summary["failed_attempts"]
     if not lost["sessions"]:
         return None
@@ -123,7 +129,14 @@ def failed_line(summary: Mapping[str, Any]) -> str | None:
     told = f"{open_} sessions failed ({reasons}) and count neither as right nor as wrong" if open_ else "none is open"
     spent = f"{_count(lost['prompt_tokens'])} prompt and {_count(lost['response_tokens'])} response tokens"
     money = f", {_money(lost['cost'])} {summary['currency']}" if lost["cost"] is not None else ""
-    return f"{told}; {lost['sessions']} failed attempts took {spent}{money}, which the tables leave out"
+    line = f"{told}; {lost['sessions']} failed attempts took {spent}{money}, which the tables leave out"
+    return f"{line}\n{_first(summary['first_failure'])}" if open_ else line
+
+
+def _first(failure: Mapping[str, Any]) -> str:
+    """A failure in a line: most often all have the same cause."""
+    where = f"run {failure['run']}, row {failure['row']}, session {failure['session']}"
+    return f"the first of them ({where}): {failure['failed']}: {failure['detail']}"
 
 
 def _names(summary: Mapping[str, Any]) -> list[str]:
@@ -136,6 +149,13 @@ def _prompts(found: Mapping[str, Any], names: list[str]) -> str:
     average = found["scores"].get(names[0]) if names else None
     measured = average["prompts"] if average else 0
     return str(measured) if measured == found["rows"] else f"{measured} of {found['rows']}"
+
+
+def _fewer(found: Mapping[str, Any], name: str) -> str:
+    """Marks a pass@k that rests on fewer prompts than the average beside it, with their number."""
+    scores = found["scores"]
+    average, score = next(iter(scores.values()), None), scores.get(name)
+    return f"* ({score['prompts']})" if score and score["prompts"] < average["prompts"] else ""
 
 
 def _share(part: float | None, whole: int) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -102,8 +101,12 @@ class Evaluated:
         }
 
 
-def read_endpoints(path: Path) -> Endpoints:
+def read_endpoints(path: Path, patience: Mapping[str, Any] | None = None) -> Endpoints:
     """A file of endpoints; `agents` may name just the model.
+
+    Args:
+        path: The file.
+        patience: `concurrency`, `timeout` and `deadline` of models that don't name their own.
 
     Raises:
         ValueError: One line on what is wrong with it.
@@ -115,6 +118,9 @@ def read_endpoints(path: Path) -> Endpoints:
     if isinstance(given, dict) and isinstance(given.get("agents"), dict):
         agents = given["agents"].items()
         given["agents"] = {agent: {"model": own} if isinstance(own, str) else own for agent, own in agents}
+    if isinstance(given, dict) and isinstance(given.get("models"), dict):
+        models = given["models"].items()
+        given["models"] = {m: {**(patience or {}), **own} if isinstance(own, dict) else own for m, own in models}
     return parse(given, Endpoints, path.name, strict=True)
 
 
@@ -159,14 +165,6 @@ def build_team(
         used = {model_id: _with_template(model, training.template) for model_id, model in used.items()}
     own = {agent: _sampling(agent, entries.get(agent), training, sampling) for agent in team.agents}
     return Evaluated(name, team, agents, used, own)
-
-
-def find_users_modules() -> None:
-    """Make modules of the working folder importable, as `python -m verl.trainer.main_ppo` has them."""
-    import sys
-
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
 
 
 def _only(one: ServedModel | None, named: Mapping[str, str | None]) -> dict[str, ServedModel]:

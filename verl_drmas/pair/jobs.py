@@ -15,6 +15,7 @@ from verl_drmas.check_pair import STORE_MODE
 from verl_drmas.config import ConfigError
 from verl_drmas.listening import is_loopback, listen_at
 from verl_drmas.pair.facts import Facts
+from verl_drmas.quoting import quoted
 from verl_drmas.sockets import JOB
 
 MAIN, SUB = "main", "sub"
@@ -49,9 +50,9 @@ class Job:
         """The command; Ray's files and sockets go to `place`, a folder with a short path that no other job has."""
         return [
             *(sys.executable, "-m", "verl.trainer.main_ppo", *self.config),
-            *("++ray_kwargs.ray_init.address=local", f"++ray_kwargs.ray_init._temp_dir={quote(place)}"),
-            f"hydra.run.dir={quote(self.folder / 'hydra')}",
-            f"trainer.default_local_dir={quote(self.folder / 'checkpoints')}",
+            *("++ray_kwargs.ray_init.address=local", f"++ray_kwargs.ray_init._temp_dir={quoted(place)}"),
+            f"hydra.run.dir={quoted(self.folder / 'hydra')}",
+            f"trainer.default_local_dir={quoted(self.folder / 'checkpoints')}",
             *self.own,
             *self.overrides,
         ]
@@ -78,15 +79,6 @@ def config_flags(named: str) -> tuple[str, ...]:
     if str(path) in (name, f"{name}.yaml") and (folder / f"{name}.yaml").is_file():
         return (f"--config-name={name}",)
     raise ConfigError(f"{named}: no such YAML file, and no configuration of this package has that name")
-
-
-def quote(value: object) -> str:
-    """A value as Hydra's overrides take it, whatever is in it."""
-    text = str(value)
-    if re.fullmatch(r"[\w./:@%+-]+", text):
-        return text
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def check_fit(main: Facts, sub: Facts, *, one_machine: bool) -> None:

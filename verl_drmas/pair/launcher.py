@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl_drmas.aside import keep_aside
 from verl_drmas.pair.jobs import Job, hide
 from verl_drmas.pair.logs import JointLog
 from verl_drmas.pair.processes import end_session
@@ -181,12 +182,3 @@ class Launcher:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def keep_aside(path: Path) -> None:
-    """Rename a file that the next start would overwrite: `metrics.jsonl` becomes `metrics.1.jsonl`, then `.2`, ..."""
-    if path.exists():
-        number = 1
-        while (aside := path.with_suffix(f".{number}{path.suffix}")).exists():
-            number += 1
-        path.rename(aside)

@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from verl_drmas.report.runlog import RunLog
+from verl_drmas.report.table import gradient_metrics
 
 # Okabe and Ito's colours, told apart by colour-blind readers too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -53,9 +54,10 @@ def team_panels(log: RunLog) -> list[Panel]:
         for a in agents
     ]
     solver, verifier = colours.get("solver", COLOURS[0]), colours.get("verifier", COLOURS[1])
+    norms = gradient_metrics(log)
     gradients = tuple(
-        Line(name, label, COLOURS[i % len(COLOURS)] if len(log.gradients()) > 1 else INK)
-        for i, (label, name) in enumerate(log.gradients().items())
+        Line(norm.name, norm.label, COLOURS[i % len(COLOURS)] if len(norms) > 1 else INK)
+        for i, norm in enumerate(norms)
     )
     right, wrong = "drmas/workflow/verifier_accuracy_right", "drmas/workflow/verifier_accuracy_wrong"
     return [

@@ -32,7 +32,7 @@ def final_scores(run: Run) -> dict[str, dict[str, Score]]:
     """Returns the scores by data source, then by name such as `avg@16`; empty: no validation was logged.
 
     Of each data source its last validation counts. A whole evaluation in the run's folder (`verl-drmas eval --json`)
-    goes before it.
+    goes before it; of several that have a number, all others are in `doubled`, and the last by name counts.
     """
     logged: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
     stock: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
@@ -49,13 +49,31 @@ def final_scores(run: Run) -> dict[str, dict[str, Score]]:
     for source, scores in sorted(logged.items()):
         last = max(step for step, _ in scores.values())
         result[source] = {name: Score(value, f"step {step}") for name, (step, value) in scores.items() if step == last}
-    for path, summary in run.evaluations.items():
-        if not summary.get("complete"):
-            continue
-        for source, part in summary["sources"].items():
-            scores = {name: Score(float(score["value"]), path.name) for name, score in part["scores"].items()}
-            result.setdefault(source, {}).update(scores)
+    for source, evaluated in _evaluated(run).items():
+        result.setdefault(source, {}).update({name: found[-1] for name, found in evaluated.items()})
     return result
+
+
+def doubled(run: Run) -> list[str]:
+    """Returns what several evaluations of a run measured, a line each: which counts, and what the others have."""
+    lines = []
+    for source, evaluated in _evaluated(run).items():
+        for name, (*others, last) in evaluated.items():
+            if others:
+                told = ", ".join(f"{100 * score.value:.1f} in {score.where}" for score in others)
+                lines.append(f"{source} {name}: {100 * last.value:.1f} is of {last.where}; {told}, not shown")
+    return lines
+
+
+def _evaluated(run: Run) -> dict[str, dict[str, list[Score]]]:
+    """The scores of whole evaluations by data source and name, in the order of their files' names."""
+    found: dict[str, dict[str, list[Score]]] = defaultdict(lambda: defaultdict(list))
+    for path, summary in run.evaluations.items():
+        if summary.get("complete"):
+            for source, part in summary["sources"].items():
+                for name, score in part["scores"].items():
+                    found[source][name].append(Score(float(score["value"]), path.name))
+    return found
 
 
 def unfinished(run: Run) -> list[str]:

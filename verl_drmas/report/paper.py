@@ -117,7 +117,9 @@ def unlike(settings: Settings, task: str) -> list[str]:
     found = []
     for key, theirs in tables()["tables"][task]["settings"].items():
         ours = _values(settings, key)
-        if other := [value for value in ours if not _equal(value, theirs)]:
+        if theirs is None and ours:
+            found.append(f"{key} {', '.join(map(str, ours))} (paper: none)")
+        elif other := [value for value in ours if not _equal(value, theirs)]:
             found.append(f"{key} {', '.join(dict.fromkeys(map(str, other)))} (paper: {theirs})")
     return found
 

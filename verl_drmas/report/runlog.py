@@ -95,13 +95,6 @@ class RunLog:
         """Returns the models named by ``drmas/model/<model_id>/...``, sorted."""
         return self._named("model")
 
-    def gradients(self) -> dict[str, str]:
-        """Returns each trained model's gradient norm: label to metric; one model keeps verl's own name."""
-        models = [m for m in self.models() if f"drmas/model/{m}/grad_norm" in self.names()]
-        if len(models) < 2:
-            return {"grad norm": "actor/grad_norm"}
-        return {f"{model}: grad norm": f"drmas/model/{model}/grad_norm" for model in models}
-
     def by_model(self, quantity: str) -> dict[str, str]:
         """Returns the metric that holds a quantity of each model's actor, such as ``grad_norm``; may be empty.
 

@@ -105,6 +105,12 @@ class Settings:
         value = self.get("trainer.total_training_steps")
         return value if isinstance(value, int) else None
 
+    @property
+    def epochs(self) -> int | None:
+        """The epochs that the run was to have, which count where `last_step` is None."""
+        value = self.get("trainer.total_epochs")
+        return value if isinstance(value, int) else None
+
     @cached_property
     def seeds(self) -> dict[str, Any]:
         """Every seed that is set, by its key."""

@@ -67,9 +67,15 @@ def team_metrics(log: RunLog) -> list[Metric]:
     return [
         *(metric for metric in OUTCOMES if metric.name in names),
         *agents,
-        *(Metric(name, label) for label, name in log.gradients().items()),
+        *gradient_metrics(log),
         Metric("timing_s/step", "seconds per step", 2),
     ]
+
+
+def gradient_metrics(log: RunLog) -> list[Metric]:
+    """Returns the gradient norm of each model that logged one, named where there are several."""
+    found = log.by_model("grad_norm")
+    return [Metric(name, f"{model}: grad norm" if len(found) > 1 else "grad norm") for model, name in found.items()]
 
 
 def rows(log: RunLog, metrics: Iterable[Metric] | None = None) -> list[Row]:

@@ -29,14 +29,14 @@ class EndpointJudge:
         self._settings = settings
         self._client = ChatClient(
             Endpoint(
-                tuple(settings.urls),
-                settings.model,
-                settings.api_key_env,
-                settings.concurrency,
-                settings.timeout,
-                settings.attempts,
-                settings.deadline,
-                settings.requests_per_minute,
+                urls=tuple(settings.urls),
+                model=settings.model,
+                api_key_env=settings.api_key_env,
+                concurrency=settings.concurrency,
+                timeout=settings.timeout,
+                attempts=settings.attempts,
+                deadline=settings.deadline,
+                requests_per_minute=settings.requests_per_minute,
             )
         )
         self._asked: AskOnce[Judgement] = AskOnce(settings.cache, lambda judgement: judgement.score is not None)

@@ -134,15 +134,18 @@ class ChatClient:
                     retry=retry_if_exception(lambda error: isinstance(error, _Failed) and error.again),
                     stop=stop_after_attempt(endpoint.attempts) | stop_before_delay(endpoint.deadline),
                     wait=self._wait,
-                    before_sleep=self._count_retry,
                     reraise=True,
                 ):
                     with attempt:
                         if tries:
                             await self._turn()
-                        tries += 1
-                        left = endpoint.deadline - (time.monotonic() - start)
                         began = time.monotonic()
+                        left = endpoint.deadline - (began - start)
+                        if left <= 0:  # and no attempt is made, nor counted
+                            told = "the deadline passed while waiting for a turn (requests_per_minute)"
+                            raise _Failed(told, "deadline", again=False)
+                        self.retries += tries > 0
+                        tries += 1
                         value = await self._attempt(opened.session, {"model": endpoint.model, **body}, key, left, read)
                         return Answered(value, time.monotonic() - began, tries)
         except _Failed as last:
@@ -192,9 +195,6 @@ class ChatClient:
             _Failed: It gave no completion, or none that will do.
         """
         server, seconds = self._pick(), min(self.endpoint.timeout, left)
-        if seconds <= 0:
-            told = "the deadline passed while waiting for a turn (requests_per_minute)"
-            raise _Failed(told, "deadline", again=False)
         server.in_flight += 1
         try:
             async with session.post(
@@ -247,9 +247,6 @@ class ChatClient:
         backoff = min(FIRST_WAIT * WAIT_FACTOR ** (state.attempt_number - 1), LONGEST_WAIT)
         busy = min(server.busy_until for server in self.servers) - now
         return max(backoff, busy) + random.uniform(0, FIRST_WAIT)
-
-    def _count_retry(self, state: RetryCallState) -> None:
-        self.retries += 1
 
     async def _turn(self) -> None:
         """Wait for this attempt's place in the minute."""

@@ -128,12 +128,13 @@ class Study:
         Raises:
             ConfigError: As `config`.
         """
-        chosen = [f"drmas_model={self.models[cell.size]}"] if self.config(cell) else []
+        config = self.config(cell)
+        chosen = [f"drmas_model={self.models[cell.size]}"]
         chosen += [f"+drmas_variant={cell.variant}"] if cell.variant in VARIANTS else []
         chosen += [f"model_engine={ENGINES[cell.engine]}"] if cell.engine != "fsdp2" else []
         chosen += [f"algorithm.adv_estimator={cell.estimator}"] if cell.mapping != SINGLE else []
         return launch(
-            self.config(cell),
+            config,
             [*chosen, *overrides],
             project=self.project,
             experiment=self.experiment(cell),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl_drmas.aside import keep_aside
+from verl_drmas.quoting import quoted
+
 # verl's own keys that a seed stands in: the order of the data, the engines' sampling, the order within an update.
 SEEDED = ("data.seed", "actor_rollout_ref.rollout.seed", "actor_rollout_ref.actor.data_loader_seed")
+
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,13 @@ class Launch:
         return shlex.join(["python", *self.command[1:]])
 
     def start(self) -> None:
-        """Become the run: this process ends as it does, with its exit status."""
+        """Become the run: this process ends as it does, with its exit status.
+
+        verl's file logger begins its file anew, and verl itself goes on from the last checkpoint: the metrics of an
+        earlier start are kept beside it, where `verl-drmas report` finds them.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
+        keep_aside(self.folder / METRICS)
         (self.folder / "command.json").write_text(json.dumps(self.command, indent=2) + "\n")
         sys.stdout.flush()
         os.execv(self.command[0], self.command)
@@ -76,20 +85,13 @@ def launch(
     name = f"{experiment}_seed{seed}"
     folder = (runs / project / name).resolve()
     # As part of the command, because a process on another machine of a Ray cluster sees no variable of ours.
-    variables = {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"), **(environment or {})}
+    variables = {"VERL_FILE_LOGGER_PATH": str(folder / METRICS), **(environment or {})}
     own = [
         f"trainer.project_name={project}",
         f"trainer.experiment_name={name}",
-        f"trainer.default_local_dir={quoted(str(folder / 'checkpoints'))}",
-        f"hydra.run.dir={quoted(str(folder / 'hydra'))}",
+        f"trainer.default_local_dir={quoted(folder / 'checkpoints')}",
+        f"hydra.run.dir={quoted(folder / 'hydra')}",
         *(f"{key}={seed}" for key in SEEDED),
         *(f"++ray_kwargs.ray_init.runtime_env.env_vars.{key}={quoted(text)}" for key, text in variables.items()),
     ]
     return Launch(config, (*overrides, *own, *further), folder)
-
-
-def quoted(text: str) -> str:
-    """A text that stays one in Hydra's grammar, whatever is in it."""
-    if re.fullmatch(r"/[\w./-]*", text):
-        return text
-    return "'" + text.replace("'", "\\'") + "'"

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from verl_drmas.report.blocks import Block, Bullets, Heading, Paragraph
+from verl_drmas.report.final import doubled
 from verl_drmas.report.find import Run
 from verl_drmas.report.groups import Group, seeds_of
+from verl_drmas.report.length import shortfall, unsure
 from verl_drmas.report.paper import tables
 from verl_drmas.report.readers import Kind
 from verl_drmas.report.sections.scores import Placed, Tables
@@ -78,9 +80,13 @@ def _run(run: Run) -> list[str]:
     if not steps:
         lines.append("no training step, validation alone")
     else:
-        last = run.settings.last_step if run.settings else None
-        if last is not None and steps[-1] < last:
-            lines.append(f"ends at step {steps[-1]} of {last}")
+        if short := shortfall(run):
+            lines.append(short)
+        elif unsure(run):
+            lines.append(
+                f"was to have trainer.total_epochs {run.settings.epochs}, and its log doesn't tell where they end: "
+                "whether it is whole isn't known"
+            )
         missing = sorted(set(range(1, steps[-1] + 1)) - set(steps))
         if missing:
             why = (
@@ -98,6 +104,7 @@ def _run(run: Run) -> list[str]:
         lines.append("the last line was cut short and is left out")
     if run.kind is Kind.TENSORBOARD:
         lines.append("read from TensorBoard's events, which have single precision: about seven digits of each number")
+    lines += [f"several evaluations; {line}" for line in doubled(run)]
     lines += _lost(run)
     lines += _partly(run)
     if not log.agents() and steps:

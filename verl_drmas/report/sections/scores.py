@@ -10,6 +10,7 @@ from enum import Enum
 from verl_drmas.report.blocks import Block, Bullets, Heading, Paragraph, Table, table_of
 from verl_drmas.report.final import Score, by_k, final_scores, unfinished
 from verl_drmas.report.groups import Group
+from verl_drmas.report.length import shortfall
 from verl_drmas.report.paper import AVERAGE, Cell, cell_of, dataset_of, tables, unlike
 from verl_drmas.report.stats import NOT_RUN, Estimate
 
@@ -106,9 +107,23 @@ def _places(placed: Placed) -> list[str]:
             if other:
                 lines.append(f"{group.label} isn't the paper's run: {'; '.join(other)}.")
             lines += _other_ks(placed, group, cell)
+        lines += _lengths(group)
         for run in group.runs:
             for name in unfinished(run):
                 lines.append(f"{run.name}: the evaluation {name} isn't complete, and is in no table.")
+    return lines
+
+
+def _lengths(group: Group) -> list[str]:
+    """Runs that are shorter than they were to be, or than others of their group, are in its means all the same."""
+    short = {run.name: told for run in group.runs if (told := shortfall(run))}
+    lines = [
+        f"{name} isn't whole: it {told}, and the means of {group.label} have it in." for name, told in short.items()
+    ]
+    ends = sorted({run.log.training[-1].step for run in group.runs if run.log.training})
+    if len(ends) > 1:
+        shown = ", ".join(map(str, ends))
+        lines.append(f"The means of {group.label} are over runs of different length: they end at steps {shown}.")
     return lines
 
 

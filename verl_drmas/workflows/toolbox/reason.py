@@ -80,13 +80,13 @@ class Reason(Tool):
         }
         self._client = ChatClient(
             Endpoint(
-                tuple(settings.urls),
-                settings.model,
-                settings.api_key_env,
-                settings.concurrency,
-                settings.timeout,
-                settings.attempts,
-                settings.deadline,
+                urls=tuple(settings.urls),
+                model=settings.model,
+                api_key_env=settings.api_key_env,
+                concurrency=settings.concurrency,
+                timeout=settings.timeout,
+                attempts=settings.attempts,
+                deadline=settings.deadline,
             )
         )
         self._counts = _no_counts()
