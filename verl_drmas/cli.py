@@ -102,6 +102,27 @@ def trace(
     raise typer.Exit(run_it(run, out, **options))
 
 
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="A run's folder, its trainer.rollout_data_dir, or one file of that.")],
+    step: Annotated[int, typer.Option(help="Of the run.", metavar="N")],
+    estimator: Annotated[
+        list[str] | None, typer.Option(help="As algorithm.adv_estimator, several times; default: the step's own.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting that shall differ, such as drmas.advantage.ddof=0.", metavar="KEY=VALUE"),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything, rows too, to this file.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Recompute a dumped step's advantages, by its own estimator or others, and compare them with those trained."""
+    from verl_drmas.replay.command import main as run_it
+
+    raise typer.Exit(run_it(run, step, estimator or (), settings or (), file))
+
+
 @app.command(context_settings=PASS_ON, add_help_option=False)
 def pair(context: typer.Context) -> None:
     """Start two decoupled jobs on this machine, or print how to start them on two."""

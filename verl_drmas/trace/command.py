@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from verl_drmas.dumps import DumpError, find_dumps, read_step
+from verl_drmas.dumps import DumpError, find_dumps, listed, read_step
 
 
 def main(
@@ -75,9 +75,3 @@ def name_of(run: Path) -> str:
     place = run.resolve()
     place = place.parent if place.is_file() else place
     return "/".join(place.parts[-2:]).lstrip("/")
-
-
-def listed(steps: Sequence[int]) -> str:
-    """Steps in few words."""
-    shown = ", ".join(map(str, steps[:8]))
-    return f"{shown}, ... {steps[-1]}" if len(steps) > 8 else shown
