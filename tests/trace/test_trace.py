@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import re
+import subprocess
+import sys
 from html import unescape
 
 import pytest
@@ -210,3 +212,13 @@ def test_what_cannot_be_shown_is_refused_and_nothing_written(tmp_path, arguments
     done = run(tmp_path / "rows", "--out", tmp_path / "out", *arguments)
     assert done.exit_code == 1 and "refused:" in done.stderr and says in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.process
+def test_pages_are_made_without_verl_and_ray():
+    code = (
+        "import sys, verl_drmas.trace.command, verl_drmas.trace.choose, verl_drmas.trace.page\n"
+        "print(sorted({'ray', 'verl', 'vllm', 'transfer_queue'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"

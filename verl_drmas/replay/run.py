@@ -46,8 +46,8 @@ class Trained:
         if not rows or places != list(range(len(rows))):
             last = places[-1] + 1 if places else 0
             raise DumpError(
-                f"{step.file}: has {len(rows)} trained rows, and the last is number {last} of its batch: rows are missing "
-                "or doubled; take the dump as it was written"
+                f"{step.file}: has {len(rows)} trained rows, and the last is number {last} of its batch: rows are "
+                "missing or doubled; take the dump as it was written"
             )
         for row in rows:
             if sum(row.mask) != row.trained["tokens"]:

@@ -45,7 +45,7 @@ def to_markdown(trained: Trained, comparisons: Sequence[Comparison]) -> str:
     lines += ["", *_verdicts(comparisons), ""]
     lines += [_line(HEAD), _line(["---"] * 2 + ["---:"] * (len(HEAD) - 2))]
     for agent, numbers in as_trained(trained).items():
-        lines.append(_line(["as trained", _code(agent), *_numbers(numbers), *["-"] * 8]))
+        lines.append(_line(["as trained", _code(agent), *_numbers(numbers), *["-"] * (len(HEAD) - 7)]))
     for one in comparisons:
         for agent, numbers in one.agents.items():
             more = [_short(numbers.get(key)) for key in ("mass", "f_mean", "f_max", "no_spread", "flips", "one_sided")]
