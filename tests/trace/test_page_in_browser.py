@@ -118,7 +118,7 @@ def test_texts_read_as_they_were_written_but_for_what_is_hidden(tab):
     for evil in EVIL[:9]:
         assert evil in texts and f"I ask. {evil}" in texts
     assert "line[U+2028]separator[U+2029]paragraph" in texts
-    assert "nul\u2400 esc\u241b[31m bell\u2407 del\u2421 c1[U+009B]" in texts
+    assert "nul[U+0000] esc[U+001B][31m bell[U+0007] del[U+007F] c1[U+009B]" in texts
     assert "user[U+202E]gnp.exe[U+2066][U+2069][U+200B][U+FEFF]" in texts
     assert "lone [U+D800] and [U+DFFF]" in texts
     assert tab.value("document.body.textContent.includes('49')") is False

@@ -14,13 +14,13 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 def visible(text: object) -> str:
     """The text as HTML, line breaks and tabs as they are.
 
-    A control character stands as its picture (U+241B for ESC) and any other hidden one (marks of direction, separators,
-    lone surrogates) as its number, both marked.
+    A control character, and any other that can't be seen (marks of direction, separators, lone surrogates), stands as its
+    number.
     """
     made = []
     for hidden, run in groupby(str(text).replace("\r\n", "\n"), key=_is_hidden):
         if hidden:
-            made += [f'<span class="hidden-char">{_picture(character)}</span>' for character in run]
+            made += [f'<span class="hidden-char">[U+{ord(character):04X}]</span>' for character in run]
         else:
             made.append(escape("".join(run)))
     return "".join(made)
@@ -29,8 +29,3 @@ def visible(text: object) -> str:
 @lru_cache(maxsize=1 << 16)
 def _is_hidden(character: str) -> bool:
     return character not in _KEPT and unicodedata.category(character) in _HIDDEN
-
-
-def _picture(character: str) -> str:
-    code = ord(character)
-    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else f"[U+{code:04X}]"
