@@ -14,8 +14,8 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 def visible(text: object) -> str:
     """The text as HTML, line breaks and tabs as they are.
 
-    A control character, and any other that can't be seen (marks of direction, separators, lone surrogates), stands as its
-    number.
+    A control character, and any other that can't be seen (marks of direction, separators, lone surrogates), stands as
+    its number.
     """
     made = []
     for hidden, run in groupby(str(text).replace("\r\n", "\n"), key=_is_hidden):
