@@ -61,6 +61,7 @@ setup(
         "verl_drmas.configs": ["*.yaml", "*/*.yaml"],
         "verl_drmas.cpu": ["requirements.txt"],
         "verl_drmas.report": ["page.html", "paper_tables.json"],
+        "verl_drmas.trace": ["page.html", "page.css", "page.js"],
     },
     install_requires=[
         f"verl{VERL_RANGE}",

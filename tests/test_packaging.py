@@ -50,6 +50,21 @@ def test_every_config_and_module_is_in_the_wheel(names):
     assert {"hydra_plugins/verl_drmas_search_path.py", "verl_drmas/configs/__init__.py"} <= names
 
 
+def test_what_pages_are_made_of_is_in_the_wheel(names):
+    """Every file beside the modules that a module reads, named one by one."""
+    read = {
+        "verl_drmas/report/page.html",
+        "verl_drmas/report/paper_tables.json",
+        "verl_drmas/trace/page.css",
+        "verl_drmas/trace/page.html",
+        "verl_drmas/trace/page.js",
+        "verl_drmas/cpu/requirements.txt",
+    }
+    there = {str(p.relative_to(ROOT)) for p in (ROOT / "verl_drmas").rglob("*.*") if p.suffix not in (".py", ".pyc")}
+    assert there == read
+    assert read <= names
+
+
 def test_nothing_else_is_in_the_wheel(names):
     others = {n for n in names if n.split("/")[0] not in ("verl_drmas", "hydra_plugins")}
     assert {n.split("/")[0].split("-")[0] for n in others} == {"verl_drmas"}  # the .dist-info

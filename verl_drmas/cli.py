@@ -81,6 +81,48 @@ def report(
     raise typer.Exit(run(runs, out, tables=tables, title=title))
 
 
+@app.command()
+def trace(
+    run: Annotated[Path, typer.Argument(help="A run's folder, its trainer.rollout_data_dir, or one file of that.")],
+    step: Annotated[
+        list[int] | None, typer.Option(help="Which, several times; default: the last.", metavar="N")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every step that was dumped.")] = False,
+    sessions: Annotated[int, typer.Option(help="Most sessions on a page; prompts are taken whole.", metavar="K")] = 32,
+    prompt: Annotated[
+        list[int] | None, typer.Option(help="Show this prompt whole, by dataset index; several times.", metavar="INDEX")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the sample of prompts.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder to write to.", metavar="DIR")] = Path("trace"),
+) -> None:
+    """Show what the team said in a step: sessions as conversations, with rewards and advantages, as one HTML file."""
+    from verl_drmas.trace.command import main as run_it
+
+    options = {"steps": step or (), "every": every, "sessions": sessions, "prompts": prompt or (), "seed": seed}
+    raise typer.Exit(run_it(run, out, **options))
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="A run's folder, its trainer.rollout_data_dir, or one file of that.")],
+    step: Annotated[int, typer.Option(help="Of the run.", metavar="N")],
+    estimator: Annotated[
+        list[str] | None, typer.Option(help="As algorithm.adv_estimator, several times; default: the step's own.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting that shall differ, such as drmas.advantage.ddof=0.", metavar="KEY=VALUE"),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything, rows too, to this file.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Recompute a dumped step's advantages, by its own estimator or others, and compare them with those trained."""
+    from verl_drmas.replay.command import main as run_it
+
+    raise typer.Exit(run_it(run, step, estimator or (), settings or (), file))
+
+
 @app.command(context_settings=PASS_ON, add_help_option=False)
 def pair(context: typer.Context) -> None:
     """Start two decoupled jobs on this machine, or print how to start them on two."""

@@ -19,6 +19,13 @@ NAMES: tuple[Name, ...] = (
     Name("verl.trainer.ppo.core_algos", "register_adv_est", "registering the estimators", "name_or_enum"),
     Name("verl.trainer.ppo.core_algos", "get_adv_estimator_fn", "verl's own estimators per agent", "name_or_enum"),
     Name("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY", "the doctor's look at the estimators"),
+    Name(
+        f"{_V1}.utils",
+        "compute_advantage_for_multi_trajectories",
+        "replaying a dumped step",
+        "data batch_keys adv_estimator gamma lam num_repeat norm_adv_by_std_in_grpo config",
+    ),
+    Name("verl.protocol", "DataProto", "replaying a dumped step", "batch non_tensor_batch"),
     Name(f"{_V1}.trainer_base", "register_trainer", "registering the trainer", "name"),
     Name(f"{_V1}.trainer_base", "TRAINER_REGISTRY", "the doctor's look at the trainers"),
     Name(_LOOP, "register", "registering the agent loop", "agent_name"),

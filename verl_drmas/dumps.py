@@ -240,6 +240,12 @@ def find_dumps(run: Path) -> dict[int, Path]:
     return files
 
 
+def listed(steps: Sequence[int]) -> str:
+    """Steps in few words."""
+    shown = ", ".join(map(str, steps[:8]))
+    return f"{shown}, ... {steps[-1]}" if len(steps) > 8 else shown
+
+
 def _folders(folder: Path, depth: int) -> Iterator[tuple[Path, dict[int, Path]]]:
     children = sorted(folder.iterdir())
     files = {int(c.stem): c for c in children if c.suffix == ".jsonl" and c.stem.isdecimal() and c.is_file()}

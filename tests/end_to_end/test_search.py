@@ -11,6 +11,11 @@ import pytest
 from launch import run
 from search_job import free_port, overrides, served, serving, taught
 
+from verl_drmas.dumps import read_step
+from verl_drmas.replay.arms import arm_of
+from verl_drmas.replay.compare import compare
+from verl_drmas.replay.run import Trained, replay
+
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 STEPS = 3
 
@@ -69,6 +74,18 @@ def test_evidence_is_cut_to_its_budget_and_counted(job):
     assert all("Question: Who is the" in prompt for prompt in prompts)
     assert {row["agent_id"] for row in rows} == {"verifier", "search", "answer"}
     assert any("[1] " in prompt for prompt in prompts)
+
+
+@pytest.mark.parametrize("number", range(1, STEPS + 1))
+def test_a_dumped_step_replays_as_it_was_trained(job, number):
+    step = read_step(job.folder / "dump" / f"{number}.jsonl")
+    trained = Trained.of(step)
+    made = compare(trained, replay(trained, arm_of(step, None, {})))
+    assert made.replayed.arm.own and made.same
+    logged = job.steps[number]
+    assert made.replayed.metrics == pytest.approx({name: logged[name] for name in made.replayed.metrics})
+    told = [row.own["told"] for row in step.rows]
+    assert any("passages" in own for own in told) and any("parsed" in own for own in told)
 
 
 def test_validation_is_reported_by_source(job):

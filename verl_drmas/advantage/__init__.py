@@ -2,7 +2,7 @@
 
 from verl_drmas.advantage.alignment import ALIGN_MODES, align, seed_of, target_of
 from verl_drmas.advantage.balance import balance_weights, loss_unit, row_size
-from verl_drmas.advantage.diagnostics import agent_diagnostics, shadow
+from verl_drmas.advantage.diagnostics import agent_diagnostics, disagreement, shadow
 from verl_drmas.advantage.estimators import ESTIMATORS, Switches
 from verl_drmas.advantage.groups import group_advantage
 from verl_drmas.advantage.mgrpo import (
@@ -27,6 +27,7 @@ __all__ = [
     "balance_weights",
     "broadcast",
     "copy_weights",
+    "disagreement",
     "group_advantage",
     "invalid_penalty",
     "loss_unit",

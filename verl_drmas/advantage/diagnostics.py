@@ -134,7 +134,6 @@ def shadow(
     agents, names = factorize("agent_id", agent_id, rows)
     prompts, _ = factorize("uid", uid, rows)  # numbered once: comparing strings is most of an estimator's time
     sessions, _ = factorize("session", session, rows)
-    in_use = _sign(advantage)
     penalty = np.zeros(rows) if penalty is None else penalty
 
     result: dict[str, dict[str, float]] = {}
@@ -149,15 +148,27 @@ def shadow(
             **vars(ESTIMATORS[estimator]),
             **options,
         )
-        sign = _sign(other)
+        flips, one_sided = disagreement(advantage, other)
         shares = _mass_share(other, tokens, agents)
         result[estimator] = {
             "advantage_abs/max": float(np.abs(other).max(initial=0.0)),
-            "sign_flip_share": float(np.count_nonzero(sign * in_use < 0) / max(rows, 1)),
-            "one_sided_share": float(np.count_nonzero((sign == 0) != (in_use == 0)) / max(rows, 1)),
+            "sign_flip_share": flips,
+            "one_sided_share": one_sided,
             **{f"advantage_mass_share/{name}": float(share) for name, share in zip(names, shares, strict=True)},
         }
     return result
+
+
+def disagreement(advantage: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """Share of rows that two estimators push in opposite directions, and of those that only one of them pushes at all.
+
+    Args:
+        advantage: Of each row (rows,).
+        other: The other one's (rows,).
+    """
+    one, two, rows = _sign(advantage), _sign(other), max(len(advantage), 1)
+    opposite, one_sided = np.count_nonzero(one * two < 0), np.count_nonzero((one == 0) != (two == 0))
+    return float(opposite / rows), float(one_sided / rows)
 
 
 def _mass_share(advantage: np.ndarray, tokens: np.ndarray, agents: Codes) -> np.ndarray:

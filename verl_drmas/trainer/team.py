@@ -396,8 +396,9 @@ class TeamTrainer(FeedingTrainer, GuardedTrainer, CheckpointedTrainer, StagedTra
         return workflow_metrics(step.known, self.workflow) | self._store_metrics()
 
     def _read_statistics(self, batch: KVBatchMeta, step: StepRows) -> None:
-        """Take the rows' scores and advantages from where verl put them, for the metrics."""
-        fields = ["rm_scores", "advantages", "response_mask"]
+        """Take the rows' scores and advantages from where verl put them, for the metrics and the dumps."""
+        with_kl = self.config.algorithm.use_kl_in_reward  # the statistics saw the reward with its KL term
+        fields = ["token_level_rewards" if with_kl else "rm_scores", "advantages", "response_mask"]
         data = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=fields)
         scores, advantages, mask = (data[name].to_padded_tensor(0.0) for name in fields)
         first = mask.argmax(dim=1, keepdim=True)
