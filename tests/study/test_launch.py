@@ -5,7 +5,7 @@ import shlex
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from verl_drmas.study.launch import SEEDED, launch, quoted
+from verl_drmas.study.launch import SEEDED, launch, launch_pair, quoted
 
 
 def values(arguments):
@@ -51,3 +51,23 @@ def test_what_is_shown_is_what_is_run(run):
 @pytest.mark.parametrize("text", ["/plain/path-1.x", "/a b", "it's", '/say "x"', "/a,b=[c]{d}", "/50%", "/${x}"[:3]])
 def test_quoted_texts_stay_as_they_are(text):
     assert values([f"key={quoted(text)}"]) == {"key": text}
+
+
+def test_the_jobs_of_a_pair_share_all_but_names_and_what_is_of_one_alone(tmp_path):
+    pair = launch_pair(
+        ("a_main", "a_sub"),
+        ["a=1"],
+        project="study",
+        experiment="small",
+        runs=tmp_path,
+        seed=3,
+        of_each={"sub": ["b=2"]},
+        further=["a=3"],
+    )
+    assert pair.folder == tmp_path / "study" / "small_seed3"
+    for name, job in {"main": pair.main, "sub": pair.sub}.items():
+        assert job.config == f"a_{name}" and (job.overrides[0], job.overrides[-1]) == ("a=1", "a=3")
+        found = values(job.overrides)
+        assert found["trainer.experiment_name"] == f"small_seed3_{name}"
+        assert {key: found[key] for key in SEEDED} == dict.fromkeys(SEEDED, 3)
+        assert found.get("b") == (2 if name == "sub" else None)
