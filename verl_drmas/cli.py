@@ -66,6 +66,14 @@ def evaluate(context: typer.Context) -> None:
     eval_app(args=context.args, prog_name="verl-drmas eval")
 
 
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def judge(context: typer.Context) -> None:
+    """Let a model judge the answers of an evaluation: the mean over its runs per benchmark, level and type."""
+    from verl_drmas.evaluation.judge_command import judge_app
+
+    judge_app(args=context.args, prog_name="verl-drmas judge")
+
+
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Logs of verl's loggers, run folders, or folders of them.")],

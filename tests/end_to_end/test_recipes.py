@@ -1,4 +1,4 @@
-"""The smallest run of each kind of the Dr. MAS recipes: scripts and shipped files, made small by overrides alone."""
+"""The smallest run of each kind of the recipes: scripts and shipped files, made small by overrides alone."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def played(short_tmp):
     return functools.partial(play, short_tmp)
 
 
-def check(job: Run, config: str) -> dict[str, float]:
-    """What holds for every run; returns the last step's metrics."""
+def check(job: Run, config: str, lr: str = "actor/lr") -> dict[str, float]:
+    """What holds for every run; returns the last step's metrics. `lr` names a learning rate that is logged."""
     assert job.command[:5] == [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", config]
     assert job.folder.name.endswith("_seed3")
     assert sorted(job.steps) == [1, 2]
     last = job.steps[2]
-    assert last["actor/lr"] == pytest.approx(1e-6)
+    assert last[lr] == pytest.approx(1e-6)
     return last
 
 
@@ -124,3 +124,83 @@ def test_search_with_a_model_for_each_agent(assets, played):
         assert last[f"drmas/agent/{agent}/penalty/mean"] == pytest.approx(0.01)
         assert last[f"drmas/model/{agent}/updates"] == 5
         assert last[f"drmas/model/{agent}/lr"] == pytest.approx(1e-6)
+
+
+# The team of the warm start in the recipe's: its sub-agent is the finder, who searches a small world on the spot, and
+# what only another server gives is left out.
+SMALL_TEAM = (
+    "~drmas.agents.searcher",
+    "~drmas.workflow.subs.searcher",
+    "+drmas.workflow.subs.finder={description: searches, tools: [search], max_turns: 3, result_tokens: null}",
+    "+drmas.agents.finder={model: sub}",
+    "drmas.agents.main.turn_length=null",
+    "~drmas.workflow.tools.visit",
+    "~drmas.workflow.tools.reason",
+    "drmas.workflow.main_tools=[]",
+    "~drmas.workflow.judge",
+    "+drmas.workflow.judge={kind: contains}",
+    "drmas.workflow.tools.search.topk=1",
+    "drmas.workflow.tools.search.max_queries=1",
+    "drmas.workflow.tools.search.retrieval.urls=[]",
+    "drmas.workflow.max_turns=4",
+    "drmas.alignment.target=2",
+    "data.max_prompt_length=64",
+    "data.max_response_length=64",
+    f"{ROLLOUT}.max_model_len=256",
+)
+WEIGHTS = {"main": "main", "sub": "finder"}
+ARM_OPTIONS = {
+    "co_train": ["--stage", "both"],
+    "unaligned": ["--arm", "unaligned", "--stage", "2"],
+    "main_only": ["--arm", "main_only", "--stage", "2"],
+}
+
+
+@pytest.mark.parametrize("arm", ARM_OPTIONS)
+def test_research_with_a_team(arm, delegate_start, played, short_tmp):
+    start = short_tmp / "stage_1"
+    start.mkdir()
+    for model, agent in WEIGHTS.items():
+        (start / model).symlink_to(delegate_start.models[agent])
+    local = f"++drmas.workflow.tools.search.retrieval.local={delegate_start.index}"
+    overrides = [*SMALL_TEAM, local]
+    if arm == "co_train":
+        easy, hard = (
+            f"{{name: format, files: [{delegate_start.train}], until_step: 1}}",
+            "{name: collaboration, files: ",
+        )
+        overrides.append(f"drmas.curriculum=[{easy}, {hard}[{delegate_start.val}]}}]")
+        overrides += [f"++drmas.models.{model}.actor_rollout_ref.model.path={start / model}" for model in WEIGHTS]
+        options = ARM_OPTIONS[arm]
+    else:
+        options = [*ARM_OPTIONS[arm], "--start", str(start)]
+    job = played("mgrpo_research", options, overrides, delegate_start.models["main"], delegate_start.train)
+    last = check(job, "mgrpo", lr="drmas/model/main/lr")
+    assert f"_{arm}_stage" in job.folder.name
+    calls = last["drmas/workflow/delegations"]
+    assert calls > 0 and last["drmas/agent/finder/activations_per_session"] == pytest.approx(calls)
+    assert last["drmas/model/main/updates"] == 1
+    assert last.get("drmas/model/sub/updates") == (None if arm == "main_only" else 1)
+    stages = [step.get("drmas/curriculum/stage") for _, step in sorted(job.steps.items())]
+    assert stages == ([1, 2] if arm == "co_train" else [None, None])
+    if arm == "main_only":
+        return
+    names = ("copies_added", "dropped", "share_without_call", "calls/mean")
+    added, dropped, without, mean = (last[f"drmas/alignment/finder/{name}"] for name in names)
+    assert mean == pytest.approx(calls)
+    if arm == "unaligned":
+        assert (added, dropped) == (0, 0)
+    else:  # every one of the eight sessions that called counts as two trajectories
+        assert 8 * calls - dropped + added == pytest.approx(2 * 8 * (1 - without))
+
+
+def test_research_with_a_single_agent_on_verls_own_trainer(assets, played):
+    rows = [question_row(f"How old is city {i}?", ["old"], data_source="c", split="train", index=i) for i in range(8)]
+    data = write_rows(rows, assets / "recipes_research.parquet", schema=SEARCH_SCHEMA)
+    options = ["--arm", "single", "--stage", "1"]
+    job = played("mgrpo_research", options, [], assets / "chatml", data)
+    last = check(job, "mgrpo_single")
+    assert not any(name.startswith("drmas/") for name in last)
+    # Without a result nothing is earned, not even for the form, and nothing is taken off either.
+    assert last["critic/score/mean"] == 0
+    assert last["prompt_length/min"] > 200  # the main agent's prompt, not the bare question

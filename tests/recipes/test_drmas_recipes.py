@@ -197,6 +197,7 @@ ON_MEGATRON = [
     for c in [megatron(Cell(size, *column.split())) for column in TABLE_COLUMNS[::2]]
 ] + [
     pytest.param(math, megatron(Cell("4b", "shared", "drmas", "four_agents")), id="drmas_math-four_agents"),
+    pytest.param(search, megatron(Cell("7b", "heterogeneous", "drmas")), id="drmas_search-heterogeneous"),
 ]
 
 
@@ -249,6 +250,8 @@ def test_a_megatron_run_passes_verls_checks_and_ours(module, cell):
         actor = policy.actor_rollout_ref.actor
         assert (actor.strategy, actor.megatron.tensor_model_parallel_size) == ("megatron", 2)
         assert actor.megatron.override_transformer_config.recompute_granularity == "full"
+    if cell.mapping == "heterogeneous":
+        assert len({policy.actor_rollout_ref.model.path for policy in prepared.policies.values()}) == 2
 
 
 @pytest.mark.parametrize(("module", "variant"), [(math, "dapo"), (search, "gspo"), (search, "dapo")])

@@ -5,7 +5,7 @@ import shlex
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from verl_drmas.study.launch import SEEDED, launch
+from verl_drmas.study.launch import SEEDED, launch, launch_pair
 
 
 def values(arguments):
@@ -58,3 +58,23 @@ def test_a_start_keeps_the_metrics_of_an_earlier_one(run, monkeypatch):
         log.write_text(f"start {number}")
     kept = {path.name: path.read_text() for path in run.folder.glob("*.jsonl")}
     assert kept == {"metrics.1.jsonl": "start 1", "metrics.2.jsonl": "start 2", "metrics.jsonl": "start 3"}
+
+
+def test_the_jobs_of_a_pair_share_all_but_names_and_what_is_of_one_alone(tmp_path):
+    pair = launch_pair(
+        ("a_main", "a_sub"),
+        ["a=1"],
+        project="study",
+        experiment="small",
+        runs=tmp_path,
+        seed=3,
+        of_each={"sub": ["b=2"]},
+        further=["a=3"],
+    )
+    assert pair.folder == tmp_path / "study" / "small_seed3"
+    for name, job in {"main": pair.main, "sub": pair.sub}.items():
+        assert job.config == f"a_{name}" and (job.overrides[0], job.overrides[-1]) == ("a=1", "a=3")
+        found = values(job.overrides)
+        assert found["trainer.experiment_name"] == f"small_seed3_{name}"
+        assert {key: found[key] for key in SEEDED} == dict.fromkeys(SEEDED, 3)
+        assert found.get("b") == (2 if name == "sub" else None)

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
-from verl_drmas.study.scores import searcher_score, solver_score
+from verl_drmas.study.scores import main_score, searcher_score, solver_score
 
 
 def scored(name, text, gold, **kwargs):
@@ -70,3 +70,23 @@ def test_a_row_without_a_gold_is_an_error_and_no_wrong_answer(gold):
         scored("searcher_score", "<result>Paris</result>", gold)
     with pytest.raises(ValueError, match="gold"):
         scored("solver_score", r"\boxed{4}", None if gold == [] else gold)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SEARCHED + "So <result>Paris</result>", (1.0, 1.0, 1.0)),
+        ("<result>Lyon</result>", (0.1, 0.0, 1.0)),
+        (SEARCHED + "Paris", (0.0, 0.0, 0.0)),  # right, but not in the form that is asked for
+        ("", (0.0, 0.0, 0.0)),
+    ],
+)
+def test_a_main_agent_alone_is_rewarded_as_in_its_team(text, expected):
+    score = main_score("x", text, ["Paris"])
+    assert (score["score"], score["acc"], score["valid"]) == pytest.approx(expected)
+    assert main_score("x", text, ["Paris"], format_weight=0.5, correct_weight=0.0)["score"] == expected[2] / 2
+
+
+def test_a_weight_below_0_is_refused():
+    with pytest.raises(ValueError, match=r"format is -0\.1"):
+        main_score("x", "<result>Paris</result>", ["Paris"], format_weight=-0.1)

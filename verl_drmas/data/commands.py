@@ -1,7 +1,5 @@
 """`verl-drmas data ...`: the commands that write prompt files."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +7,12 @@ import typer
 
 from verl_drmas.data import search
 from verl_drmas.data.arithmetic import arithmetic_rows
+from verl_drmas.data.command_support import one_line_errors, refuse_output
 from verl_drmas.data.filter_command import filter_command
 from verl_drmas.data.math import FILES, SOURCES, load_prompts
 from verl_drmas.data.parquet import write_rows
 from verl_drmas.data.passages import load_passages, write_passages
+from verl_drmas.data.research_commands import gaia_command, webwalker_command, xbench_command
 from verl_drmas.data.world import World, world_rows
 
 data_app = typer.Typer(no_args_is_help=True, help="Build the parquet files that training and validation read.")
@@ -37,8 +37,8 @@ def math_command(
     check: Annotated[bool, typer.Option("--check", help="Score every gold against itself with math-verify.")] = False,
 ) -> None:
     """Math prompts in verl's RLHF format."""
-    with _one_line_errors():
-        _refuse_output(output)
+    with one_line_errors():
+        refuse_output(output)
         rows, notes = load_prompts(
             sources,
             question_key=question_key,
@@ -85,8 +85,8 @@ def search_command(
     drop_repeated: Annotated[bool, typer.Option(help="Drop and count rows whose question came before.")] = False,
 ) -> None:
     """Questions with one or more golds in verl's RLHF format, for teams that search."""
-    with _one_line_errors():
-        _refuse_output(output)
+    with one_line_errors():
+        refuse_output(output)
         rows, notes = search.load_questions(
             sources,
             question_key=question_key,
@@ -114,8 +114,8 @@ def passages_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="JSONL file to write.")],
 ) -> None:
     """The paragraphs of question files as a corpus for `verl-drmas retriever index`, each once."""
-    with _one_line_errors():
-        _refuse_output(output, ".jsonl")
+    with one_line_errors():
+        refuse_output(output, ".jsonl")
         passages, paragraphs, questions = load_passages(sources)
         written = write_passages(passages, output)
     typer.echo(f"wrote {len(passages)} passages ({paragraphs} paragraphs of {questions} questions) to {written}")
@@ -137,7 +137,7 @@ def world_command(
     seed: Annotated[int, typer.Option(help="Fixes facts, questions, split and order.")] = 0,
 ) -> None:
     """A small world to search: corpus.jsonl, train.parquet and test.parquet with questions over several hops."""
-    with _one_line_errors():
+    with one_line_errors():
         world = World.build(people=people, relations=relations, seed=seed)
         train, test = world_rows(world, hops=hops or [2], count=questions, held_out=held_out, seed=seed)
         written = write_passages(world.passages(), output / "corpus.jsonl")
@@ -155,7 +155,7 @@ def arithmetic_command(
     held_out: Annotated[int, typer.Option(help="Problems kept for test.parquet.")] = 16,
 ) -> None:
     """Small additions (`3+4`) for the CPU job, some problems held out."""
-    with _one_line_errors():
+    with one_line_errors():
         train, test = arithmetic_rows(max_operand=max_operand, held_out=held_out, seed=seed)
         for name, rows in (("train", train), ("test", test)):
             written = write_rows(rows, output / f"{name}.parquet")
@@ -163,6 +163,9 @@ def arithmetic_command(
 
 
 data_app.command("filter")(filter_command)
+data_app.command("gaia")(gaia_command)
+data_app.command("xbench")(xbench_command)
+data_app.command("webwalker")(webwalker_command)
 
 
 def _check_golds(golds: list[str]) -> list[str]:
@@ -179,17 +182,3 @@ def _check_golds(golds: list[str]) -> list[str]:
     with ThreadPoolExecutor(2) as threads:  # as many as the reward has child processes
         outcomes = list(track(threads.map(itself, golds), "checking golds", total=len(golds)))
     return [failure for failure in outcomes if failure]
-
-
-def _refuse_output(output: Path, suffix: str = ".parquet") -> None:
-    if output.suffix != suffix:
-        raise ValueError(f"--output {output}: give a file that ends in {suffix}")
-
-
-@contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, ImportError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error

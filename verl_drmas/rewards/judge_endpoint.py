@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_drmas.rewards.judge import Judgement, JudgeProblem, JudgeRequest, JudgeSettings, no_counts
 from verl_drmas.rewards.judge_cache import AskOnce
-from verl_drmas.rewards.judge_rubric import NoScore, read_reply, write_messages
+from verl_drmas.rewards.judge_rubric import SUBTASK, NoScore, Rubric
 from verl_drmas.serving.client import ChatClient, Unanswered, Unfit
 from verl_drmas.serving.look import Look, look_at
 from verl_drmas.serving.settings import Endpoint
@@ -23,10 +23,15 @@ _LOOK_AT = {401: "judge.api_key_env", 403: "judge.api_key_env", 404: "judge.mode
 
 
 class EndpointJudge:
-    """Judges by a model behind OpenAI-compatible chat completions, at temperature 0."""
+    """Judges by a model behind OpenAI-compatible chat completions, at temperature 0.
 
-    def __init__(self, settings: JudgeSettings):
-        self._settings = settings
+    Args:
+        settings: Where the model is.
+        rubric: What it is asked, as functions of a module, so that the judge can be pickled.
+    """
+
+    def __init__(self, settings: JudgeSettings, rubric: Rubric = SUBTASK):
+        self._settings, self._rubric = settings, rubric
         self._client = ChatClient(
             Endpoint(
                 urls=tuple(settings.urls),
@@ -44,14 +49,14 @@ class EndpointJudge:
         self._counts = no_counts()
 
     def __reduce__(self):
-        return EndpointJudge, (self._settings,)
+        return EndpointJudge, (self._settings, self._rubric)
 
     async def score(self, request: JudgeRequest) -> Judgement:
         """See `Judge.score`."""
         self._counts["calls"] += 1
         start = time.monotonic()
         try:
-            messages = write_messages(request)
+            messages = self._rubric.write(request)
             key = hashlib.sha256(json.dumps([self._settings.model, messages]).encode()).digest()
             judgement, spared = await self._asked.get(key, lambda: self._judge(messages))
         finally:
@@ -120,7 +125,7 @@ class EndpointJudge:
         """
         choice = answer["choices"][0]
         try:
-            return read_reply(choice["message"].get("content") or "")
+            return self._rubric.read(choice["message"].get("content") or "")
         except NoScore as error:
             cut = choice.get("finish_reason") == "length"
             why = f"{error}, cut at max_tokens {self._settings.max_tokens}" if cut else str(error)

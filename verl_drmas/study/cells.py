@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from verl_drmas.config import ConfigError, nearest
-from verl_drmas.study.launch import Launch, launch
+from verl_drmas.study.launch import Launch, PairLaunch, launch, launch_pair
 
 SINGLE = "single"  # the mapping of one agent, on verl's own trainer
 SINGLE_ESTIMATOR = "grpo"
@@ -33,6 +33,11 @@ class Cell:
     estimator: str
     variant: str | None = None
     engine: str = "fsdp2"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What further options of a recipe's own give to the run's name."""
+        return ()
 
     def options(self) -> list[str]:
         """The cell as arguments of a recipe's script, defaults left out."""
@@ -65,6 +70,9 @@ class Study:
         configs: Shipped configuration by mapping.
         sizes: Of mappings that not every size has.
         teams: Configurations by mapping, of variants that are another team.
+        pairs: Configurations of the second job, by mapping, where a run is two jobs.
+        estimators: Of its teams; the first is the one that is meant where none is named.
+        variants: Those of `VARIANTS` that go with it.
         tables: The paper's tables, figures and further comparisons, by name: which cells they are made of.
     """
 
@@ -74,6 +82,9 @@ class Study:
     tables: Mapping[str, Sequence[Cell]]
     sizes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     teams: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    pairs: Mapping[str, str] = field(default_factory=dict)
+    estimators: Sequence[str] = TEAM_ESTIMATORS
+    variants: Sequence[str] = VARIANTS
 
     def cells(self) -> dict[Cell, list[str]]:
         """Every cell of the tables once, with the tables it is in."""
@@ -89,20 +100,20 @@ class Study:
         Raises:
             ConfigError: There is no such run; names option, value and fix.
         """
-        _known("--size", cell.size, self.models)
-        _known("--variant", cell.variant, [None, *VARIANTS, *self.teams])
-        _known("--engine", cell.engine, ENGINES)
+        known_or_refuse("--size", cell.size, self.models)
+        known_or_refuse("--variant", cell.variant, [None, *self.variants, *self.teams])
+        known_or_refuse("--engine", cell.engine, ENGINES)
         configs = self.teams.get(cell.variant, self.configs)
-        _known("--mapping", cell.mapping, configs)
-        _known(f"--size (with --mapping {cell.mapping})", cell.size, self.sizes.get(cell.mapping, self.models))
-        estimators = (SINGLE_ESTIMATOR,) if cell.mapping == SINGLE else TEAM_ESTIMATORS
-        _known(f"--estimator (with --mapping {cell.mapping})", cell.estimator, estimators)
+        known_or_refuse("--mapping", cell.mapping, configs)
+        known_or_refuse(f"--size (with --mapping {cell.mapping})", cell.size, self.sizes.get(cell.mapping, self.models))
+        estimators = (SINGLE_ESTIMATOR,) if cell.mapping == SINGLE else self.estimators
+        known_or_refuse(f"--estimator (with --mapping {cell.mapping})", cell.estimator, estimators)
         return configs[cell.mapping]
 
     def experiment(self, cell: Cell) -> str:
         """The run's name, without its seed."""
         engine = None if cell.engine == "fsdp2" else cell.engine
-        parts = (self.models[cell.size], cell.mapping, cell.estimator, cell.variant, engine)
+        parts = (self.models[cell.size], *cell.labels, cell.mapping, cell.estimator, cell.variant, engine)
         return "_".join(part for part in parts if part)
 
     def launch(
@@ -112,9 +123,10 @@ class Study:
         seed: int,
         runs: Path,
         overrides: Sequence[str] = (),
+        of_each: Mapping[str, Sequence[str]] | None = None,
         environment: Mapping[str, str] | None = None,
         further: Sequence[str] = (),
-    ) -> Launch:
+    ) -> Launch | PairLaunch:
         """The run of a cell.
 
         Args:
@@ -122,7 +134,8 @@ class Study:
             seed: Its seed.
             runs: Folder of all runs.
             overrides: What the recipe sets beside the cell.
-            environment: Variables that the run's workers need.
+            of_each: What it sets in one job of a pair alone, by `main` and `sub`.
+            environment: Variables that the workers of a run in one job need.
             further: The user's own overrides.
 
         Raises:
@@ -133,6 +146,17 @@ class Study:
         chosen += [f"+drmas_variant={cell.variant}"] if cell.variant in VARIANTS else []
         chosen += [f"model_engine={ENGINES[cell.engine]}"] if cell.engine != "fsdp2" else []
         chosen += [f"algorithm.adv_estimator={cell.estimator}"] if cell.mapping != SINGLE else []
+        if cell.mapping in self.pairs:
+            return launch_pair(
+                (self.config(cell), self.pairs[cell.mapping]),
+                [*chosen, *overrides],
+                project=self.project,
+                experiment=self.experiment(cell),
+                runs=runs,
+                seed=seed,
+                of_each=of_each,
+                further=further,
+            )
         return launch(
             config,
             [*chosen, *overrides],
@@ -151,7 +175,7 @@ class Study:
             ConfigError: No such table.
         """
         if table is not None:
-            _known("--list", table, self.tables)
+            known_or_refuse("--list", table, self.tables)
         chosen = {cell: names for cell, names in self.cells().items() if table is None or table in names}
         return "\n".join(f"{' '.join(cell.options()):<75} # {', '.join(names)}" for cell, names in chosen.items())
 
@@ -161,12 +185,17 @@ def megatron(cell: Cell) -> Cell:
     return replace(cell, engine="megatron")
 
 
-def chosen_estimator(mapping: str, estimator: str | None) -> str:
+def chosen_estimator(mapping: str, estimator: str | None, known: Sequence[str] = TEAM_ESTIMATORS) -> str:
     """The estimator that is meant where none is named: the paper's method, or GRPO for a single agent."""
-    return estimator or (SINGLE_ESTIMATOR if mapping == SINGLE else TEAM_ESTIMATORS[0])
+    return estimator or (SINGLE_ESTIMATOR if mapping == SINGLE else known[0])
 
 
-def _known(option: str, value: str | None, known: Sequence[str | None] | Mapping[str, object]) -> None:
+def known_or_refuse(option: str, value: str | None, known: Sequence[str | None] | Mapping[str, object]) -> None:
+    """Refuse a value that an option doesn't have.
+
+    Raises:
+        ConfigError: Names option, value, and the nearest that it has.
+    """
     if value not in known:
         names = [name for name in known if name is not None]
         raise ConfigError(f"{option} is {value!r}; {nearest(str(value), names)}")

@@ -52,11 +52,39 @@ class Launch:
         verl's file logger begins its file anew, and verl itself goes on from the last checkpoint: the metrics of an
         earlier start are kept beside it, where `verl-drmas report` finds them.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         keep_aside(self.folder / METRICS)
-        (self.folder / "command.json").write_text(json.dumps(self.command, indent=2) + "\n")
-        sys.stdout.flush()
-        os.execv(self.command[0], self.command)
+        _become(self.command, self.folder)
+
+
+@dataclass(frozen=True)
+class PairLaunch:
+    """A run as two jobs that meet in a database, both on this machine; `--dry-run` behind its command prints what
+    starts each on machines of its own.
+
+    Attributes:
+        main: The job that plays the sessions.
+        sub: The job that trains the sub-agents' model.
+        folder: Where the run leaves `main`, `sub`, logs and the store, and `command.json`.
+    """
+
+    main: Launch
+    sub: Launch
+    folder: Path
+
+    @property
+    def command(self) -> list[str]:
+        own = {"--main": self.main.overrides, "--sub": self.sub.overrides}
+        options = [part for option, overrides in own.items() for text in overrides for part in (option, text)]
+        folder = ["--run-dir", str(self.folder)]
+        return [sys.executable, "-m", "verl_drmas.cli", "pair", self.main.config, self.sub.config, *folder, *options]
+
+    def shown(self) -> str:
+        """The command as a shell takes it."""
+        return shlex.join(["verl-drmas", *self.command[3:]])
+
+    def start(self) -> None:
+        """As `Launch.start`; the pair keeps its jobs' metrics itself."""
+        _become(self.command, self.folder)
 
 
 def launch(
@@ -95,3 +123,43 @@ def launch(
         *(f"++ray_kwargs.ray_init.runtime_env.env_vars.{key}={quoted(text)}" for key, text in variables.items()),
     ]
     return Launch(config, (*overrides, *own, *further), folder)
+
+
+def launch_pair(
+    configs: tuple[str, str],
+    overrides: Sequence[str],
+    *,
+    project: str,
+    experiment: str,
+    runs: Path,
+    seed: int,
+    of_each: Mapping[str, Sequence[str]] | None = None,
+    further: Sequence[str] = (),
+) -> PairLaunch:
+    """A run of a study as two jobs. `verl-drmas pair` itself gives each a folder, and sets the store in both.
+
+    Args:
+        configs: Names of the shipped configurations of main and sub.
+        overrides: What the recipe chooses, in both jobs.
+        project: The study.
+        experiment: As in `launch`; the jobs' names end in `_main` and `_sub`.
+        runs: As in `launch`.
+        seed: As in `launch`.
+        of_each: What it chooses in one of the jobs alone, by `main` and `sub`.
+        further: The user's own overrides, of both jobs.
+    """
+    folder = (runs / project / f"{experiment}_seed{seed}").resolve()
+    jobs = {}
+    for part, config in zip(("main", "sub"), configs, strict=True):
+        names = [f"trainer.project_name={project}", f"trainer.experiment_name={experiment}_seed{seed}_{part}"]
+        seeds = [f"{key}={seed}" for key in SEEDED]
+        own = (of_each or {}).get(part, ())
+        jobs[part] = Launch(config, (*overrides, *own, *names, *seeds, *further), folder / part)
+    return PairLaunch(jobs["main"], jobs["sub"], folder)
+
+
+def _become(command: list[str], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "command.json").write_text(json.dumps(command, indent=2) + "\n")
+    sys.stdout.flush()
+    os.execv(command[0], command)

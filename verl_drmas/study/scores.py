@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from verl_drmas.rewards.delegation import MainWeights, main_reward
 from verl_drmas.rewards.math import math_score_async
 from verl_drmas.rewards.qa import exact_match
 from verl_drmas.workflows.base import Action
@@ -50,9 +51,42 @@ def searcher_score(
     Raises:
         ValueError: There is no gold.
     """
-    said = solution_str.rpartition("</tool_response>")[2]
-    result = read_turn(Action(agent_id=MAIN, text=said, spoken=hermes_calls(said))).result
+    result = _result(solution_str)
     return _scored(exact_match(result or "", ground_truth), result is not None, invalid_penalty)
+
+
+def main_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: Any,
+    extra_info: Any = None,
+    *,
+    format_weight: float = 0.1,
+    correct_weight: float = 0.9,
+) -> dict[str, float]:
+    """A session of `SearcherPrompts`, rewarded as `delegate` rewards its main agent (M-GRPO, section 3.2).
+
+    Args:
+        data_source: Not looked at.
+        solution_str: As in `searcher_score`.
+        ground_truth: The golds.
+        extra_info: Not looked at.
+        format_weight: Earned by a last turn with a result and nothing else; without one, all is 0.
+        correct_weight: Times exact match.
+
+    Raises:
+        ValueError: There is no gold, or a weight is below 0.
+    """
+    result = _result(solution_str)
+    em = 0.0 if result is None else exact_match(result, ground_truth)
+    score, _ = main_reward(result is not None, em, MainWeights(format_weight, correct_weight))
+    return {"score": score, "acc": em, "valid": float(result is not None)}
+
+
+def _result(solution_str: str) -> str | None:
+    """What the last turn of a session gives as its result."""
+    said = solution_str.rpartition("</tool_response>")[2]
+    return read_turn(Action(agent_id=MAIN, text=said, spoken=hermes_calls(said))).result
 
 
 def _scored(outcome: float, valid: bool, penalty: float) -> dict[str, float]:

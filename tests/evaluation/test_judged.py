@@ -1,0 +1,168 @@
+"""`verl-drmas judge` against a server: what is asked and kept, and the means it shows, counted another way here."""
+
+import json
+import re
+from statistics import fmean, stdev
+
+import pytest
+from aiohttp import web
+from typer.testing import CliRunner
+
+from verl_drmas.data.parquet import write_rows
+from verl_drmas.data.search import SEARCH_SCHEMA, question_row
+from verl_drmas.evaluation.judge_command import judge_app
+from verl_drmas.evaluation.rows import read_files
+
+RUNS = 3
+# By row: benchmark, level, and per run the answer and whether a judge finds it right; None: the session failed.
+PLAYED = [
+    ("gaia", "1", [("seven", True), ("seven", True), ("8", False)]),
+    ("gaia", "2", [("seven", True), ("9", False), (None, False)]),
+    ("gaia", "2", [("0", False), None, ("it's seven", True)]),
+    ("webwalkerqa", "easy", [("7", True), ("7", True), ("7", True)]),
+]
+
+
+@pytest.fixture
+def data(tmp_path):
+    rows = [
+        question_row(f"Question {i}?", ["7"], data_source=source, split="test", index=i, level=level)
+        for i, (source, level, _) in enumerate(PLAYED)
+    ]
+    return write_rows(rows, tmp_path / "rows.parquet", schema=SEARCH_SCHEMA)
+
+
+def lines(data):
+    """What `verl-drmas eval` writes; the first attempt of one session failed."""
+    yield {"measured": {"workflow": "delegate", "data": read_files([data]).files}}
+    yield {"weights": {"main": []}}
+    place = {"run": 0, "row": 0, "session": 0, "data_source": "gaia"}
+    yield {**place, "success": None, "failed": "tool", "detail": "away"}
+    for row, (source, _, runs) in enumerate(PLAYED):
+        for run, played in enumerate(runs):
+            place = {"run": run, "row": row, "session": 0, "data_source": source}
+            if played is None:
+                yield {**place, "success": None, "failed": "timeout", "detail": ""}
+            else:
+                yield {**place, "success": float(played[0] == "7"), "answer": played[0]}
+
+
+@pytest.fixture
+def sessions(data, tmp_path):
+    path = tmp_path / "sessions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines(data)) + '{"run": 0, "ro')  # as it is written
+    return path
+
+
+class Judging:
+    """Finds right what says seven; answers in `broken` get no verdict."""
+
+    def __init__(self):
+        self.asked, self.broken = [], set()
+
+    def __call__(self, body):
+        said = re.search(r"--- answer \w+\n(.*)\n--- end", body["messages"][1]["content"])[1]
+        self.asked.append(said)
+        if said in self.broken:
+            return web.Response(status=400, text="broken")
+        return f"So.\n<verdict>{'right' if said in ('7', 'seven') or 'seven' in said else 'wrong'}</verdict>"
+
+
+@pytest.fixture
+def judging():
+    return Judging()
+
+
+@pytest.fixture
+def judge(serve, judging, sessions, data, tmp_path):
+    server = serve(judging)
+
+    def run(*more, sessions=sessions, data=data):
+        numbers = tmp_path / "numbers.json"
+        numbers.unlink(missing_ok=True)
+        options = ["--url", server.url, "--model", "tiny", "--json", numbers, *more]
+        arguments = [str(part) for part in (sessions, data, *options)]
+        result = CliRunner().invoke(judge_app, arguments, env={"COLUMNS": "200"})
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.output, json.loads(numbers.read_text()) if numbers.exists() else None
+
+    return run
+
+
+def expected(chosen):
+    """Each run's share of right answers among its sessions that ended, and per prompt the mean over them."""
+    by_run = [[runs[r][1] for s, lv, runs in PLAYED if chosen(s, lv) and runs[r] is not None] for r in range(RUNS)]
+    prompts = [fmean(p[1] for p in runs if p is not None) for s, lv, runs in PLAYED if chosen(s, lv)]
+    return [fmean(run) for run in by_run], fmean(prompts)
+
+
+def test_means_over_runs_per_benchmark_and_level(judge):
+    code, told, found = judge()
+    assert code == 0, told
+    names = ["gaia", "gaia, level 1", "gaia, level 2", "webwalkerqa"]
+    assert list(found["sources"]) == names and (found["runs"], found["judge"]) == (RUNS, "tiny")
+    for name in names:
+        source, _, level = name.partition(", level ")
+        runs, mean = expected(lambda s, lv, source=source, level=level: s == source and level in ("", lv))
+        score = found["sources"][name]["scores"]["judged"]
+        assert score["runs"] == pytest.approx(runs) and score["value"] == pytest.approx(mean)
+        assert score["runs_error"] == pytest.approx(stdev(runs) / RUNS**0.5)
+    gaia = found["sources"]["gaia"]
+    assert (gaia["prompts"], gaia["ended"], gaia["without_answer"], gaia["not_judged"]) == (3, 8, 1, 0)
+    assert gaia["scores"]["exact match"]["value"] == 0.0  # what match alone would have said
+    assert found["sources"]["webwalkerqa"]["scores"]["exact match"]["value"] == 1.0
+    macro = [found["sources"][name]["scores"]["judged"]["value"] for name in ("gaia", "webwalkerqa")]
+    assert found["macro_average"]["judged"]["value"] == pytest.approx(fmean(macro))
+    assert "gaia, level 2" in told and "100.0" in told
+
+
+def test_an_answer_is_judged_once_and_no_answer_never(judge, judging, sessions):
+    assert judge()[0] == 0
+    assert sorted(judging.asked) == ["0", "7", "8", "9", "it's seven", "seven", "seven"]  # "seven" to two questions
+    verdicts = sessions.with_name("sessions.verdicts.jsonl").read_text().splitlines()
+    assert len(verdicts) == 1 + 10
+    before = len(judging.asked)
+    assert judge()[0] == 0 and len(judging.asked) == before
+
+
+def test_what_could_not_be_judged_is_no_wrong_answer_and_is_asked_about_again(judge, judging):
+    judging.broken = {"8"}
+    code, told, found = judge()
+    assert code == 1 and "1 answers couldn't be judged" in told
+    block = found["sources"]["gaia, level 1"]
+    assert block["not_judged"] == 1 and block["scores"]["judged"]["runs"] == [1.0, 1.0, None]
+    judging.broken, before = set(), len(judging.asked)
+    code, _, found = judge()
+    assert code == 0 and judging.asked[before:] == ["8"]
+    assert found["sources"]["gaia, level 1"]["scores"]["judged"]["runs"] == [1.0, 1.0, 0.0]
+
+
+def test_a_judge_that_is_away_ends_it(judge, judging, monkeypatch):
+    monkeypatch.setattr("verl_drmas.evaluation.judged.GIVE_UP", 2)
+    judging.broken = {"0", "7", "8", "9", "it's seven", "seven"}
+    code, told, found = judge("--concurrency", 1)
+    assert code == 1 and found is None
+    assert "error: 2 judgements in a row failed" in told and "the same command goes on" in told
+    code, told, _ = judge("--url", "http://127.0.0.1:9/v1", "--model", "other")
+    assert code == 1 and "error: judge.urls: no server can judge" in told
+
+
+def test_other_data_another_judge_and_other_files_are_refused(judge, sessions, data, tmp_path):
+    assert judge()[0] == 0
+    code, told, _ = judge("--model", "other")
+    assert code == 1 and "holds sessions of another judge" in told
+    rows = [question_row("Else?", ["7"], data_source="gaia", split="test", index=0)]
+    other = write_rows(rows, tmp_path / "other.parquet", schema=SEARCH_SCHEMA)
+    code, told, _ = judge(data=other)
+    assert code == 1 and re.search(r"was played on rows.parquet \(\w+\), and the data given is other.parquet", told)
+    for text, message in {
+        '{"run": 0}\n': "is no file of sessions",
+        "no json\n": "line 1 is no JSON",
+        sessions.read_text().splitlines()[0] + "\n": "no session came to an end",
+    }.items():
+        (tmp_path / "odd.jsonl").write_text(text)
+        code, told, _ = judge(sessions=tmp_path / "odd.jsonl")
+        assert code == 1 and message in told
+    code, told, _ = judge(sessions=tmp_path / "none.jsonl")
+    assert code == 1 and "none.jsonl: can't be read" in told

@@ -1,0 +1,249 @@
+"""Answers of a finished evaluation, judged by a model: which are right, per benchmark and per group of its questions.
+
+The sessions are those of `verl-drmas eval`, played once and judged as often as one likes. Each verdict is on the disk
+at once; an answer that couldn't be judged is neither right nor wrong, and is asked about again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from verl_drmas.evaluation.journal import Journal, digest
+from verl_drmas.evaluation.results import Place
+from verl_drmas.evaluation.rows import Rows
+from verl_drmas.evaluation.score import Score, macro_average, score_source
+from verl_drmas.rewards.answer_rubric import ANSWER_RUBRIC
+from verl_drmas.rewards.judge import Judge, JudgeRequest
+
+JUDGED, MATCHED = "judged", "exact match"
+GIVE_UP = 8  # failed judgements in a row
+
+
+class JudgeSilent(RuntimeError):
+    """So many judgements failed in a row that more would fail too."""
+
+
+def read_sessions(path: Path, rows: Rows) -> dict[Place, dict[str, Any]]:
+    """The sessions of a file that came to an end, by place.
+
+    Args:
+        path: As `verl-drmas eval` wrote it; another process may still be writing.
+        rows: The data that it was given.
+
+    Raises:
+        ValueError: It is no such file, or was played on other data.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: can't be read ({error.strerror}); give the --output of verl-drmas eval") from error
+    whole = content.rpartition(b"\n")[0]  # without a line that is being written
+    lines = []
+    for number, text in enumerate(whole.split(b"\n"), start=1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}: line {number} is no JSON ({error}); give the --output of verl-drmas eval"
+            ) from None
+    measured = lines[0].get("measured") if isinstance(lines[0], dict) else None
+    if not isinstance(measured, dict) or "data" not in measured:
+        raise ValueError(f"{path}: is no file of sessions; give the --output of verl-drmas eval")
+    if measured["data"] != rows.files:
+        raise ValueError(
+            f"{path}: was played on {_named(measured['data'])}, and the data given is {_named(rows.files)}; give the "
+            "same files, in the same order"
+        )
+    found = {}
+    for line in lines[1:]:
+        if line.get("success") is not None:
+            found[Place(line["run"], line["row"], line["session"])] = line
+    if not found:
+        raise ValueError(f"{path}: no session came to an end; go on with verl-drmas eval")
+    return found
+
+
+class Verdicts:
+    """A file of verdicts.
+
+    Args:
+        path: The file; made where there is none.
+        judge: Name of the judging model; verdicts of another one are refused.
+
+    Raises:
+        ValueError: As `Journal` says it.
+    """
+
+    def __init__(self, path: Path, judge: str):
+        self.journal = Journal(path, {"judge": judge, "rubric": digest([ANSWER_RUBRIC])})
+        self._of = {self._key(line): float(line["right"]) for line in self.journal.lines}
+
+    def get(self, session: Mapping[str, Any]) -> float | None:
+        """1 right, 0 wrong, None: not judged yet. A session without an answer is wrong without being asked about."""
+        return 0.0 if session["answer"] is None else self._of.get(self._key(session))
+
+    def add(self, session: Mapping[str, Any], right: float, reason: str) -> None:
+        """Keep a verdict, on the disk when this returns."""
+        line = {key: session[key] for key in ("run", "row", "session", "data_source", "answer")}
+        self.journal.add({**line, "right": right, "reason": reason})
+        self._of[self._key(session)] = right
+
+    def close(self) -> None:
+        """Close the file."""
+        self.journal.close()
+
+    def __enter__(self) -> Verdicts:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @staticmethod
+    def _key(line: Mapping[str, Any]) -> tuple[Any, ...]:
+        return line["run"], line["row"], line["session"], str(line["answer"])
+
+
+def judge_sessions(
+    sessions: Mapping[Place, Mapping[str, Any]],
+    rows: Rows,
+    judge: Judge,
+    verdicts: Verdicts,
+    *,
+    concurrency: int,
+    on_end: Callable[[bool], None] = lambda judged: None,
+) -> int:
+    """Judge the answers that have no verdict yet.
+
+    Args:
+        sessions: By place.
+        rows: The data.
+        judge: Who judges; it is closed afterwards.
+        verdicts: Where verdicts go.
+        concurrency: Judgements at once.
+        on_end: Is told of each judgement whether there was one.
+
+    Returns:
+        How many answers could not be judged.
+
+    Raises:
+        JudgeSilent: `GIVE_UP` in a row could not. Verdicts are kept.
+    """
+    waiting = iter([line for _, line in sorted(sessions.items()) if verdicts.get(line) is None])
+    failed = in_a_row = 0
+
+    async def work() -> None:
+        nonlocal failed, in_a_row
+        for line in waiting:
+            row = rows.rows[line["row"]]
+            question = next(m["content"] for m in reversed(row["prompt"]) if m["role"] == "user")
+            gold = row["reward_model"]["ground_truth"]
+            judgement = await judge.score(JudgeRequest(question, "", result=str(line["answer"]), gold=gold))
+            judged = judgement.score is not None
+            if judged:
+                verdicts.add(line, judgement.score, judgement.reason)
+            failed, in_a_row = failed + (not judged), 0 if judged else in_a_row + 1
+            on_end(judged)
+            if in_a_row >= GIVE_UP:
+                raise JudgeSilent(f"{in_a_row} judgements in a row failed; the last: {judgement.reason}")
+
+    async def whole() -> None:
+        workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            await judge.close()
+
+    asyncio.run(whole())
+    return failed
+
+
+def summarise(
+    sessions: Mapping[Place, Mapping[str, Any]],
+    rows: Rows,
+    verdicts: Verdicts,
+    groups: Sequence[str] = ("level", "type"),
+) -> dict[str, Any]:
+    """Shares of right answers per data source and per group of its questions, as plain data.
+
+    Args:
+        sessions: By place.
+        rows: The data.
+        verdicts: Of the sessions.
+        groups: Fields of `extra_info` whose values make groups; a source whose rows have just one value has none.
+
+    Returns:
+        `runs`, `samples`, `sources` (for each `judged` and `exact match` as `score.Score` has it, `prompts`, `ended`
+        sessions, those without an answer and those not judged; groups are named `source, level 1`), `macro_average`.
+    """
+    runs = 1 + max(place.run for place in sessions)
+    samples = 1 + max(place.session for place in sessions)
+    blocks: dict[str, list[tuple[Place, Mapping[str, Any]]]] = {}
+    wholes = list(dict.fromkeys(rows.sources))
+    several = {(source, key): len(values) > 1 for source, key, values in _values(rows, groups)}
+    for source in wholes:
+        mine = [(place, line) for place, line in sorted(sessions.items()) if rows.sources[place.row] == source]
+        if not mine:
+            continue
+        blocks[source] = mine
+        for key in groups:
+            if not several[source, key]:
+                continue
+            for value in sorted({_value(rows, place.row, key) for place, _ in mine}):
+                blocks[f"{source}, {key} {value}"] = [m for m in mine if _value(rows, m[0].row, key) == value]
+    scored = {name: _scores(block, verdicts, runs, samples) for name, block in blocks.items()}
+    measured = [scored[name] for name in wholes if name in blocks]
+    macro = macro_average(measured) if len(measured) > 1 else {}
+    return {
+        "runs": runs,
+        "samples": samples,
+        "sources": {
+            name: {
+                "prompts": len({place.row for place, _ in block}),
+                "ended": len(block),
+                "without_answer": sum(line["answer"] is None for _, line in block),
+                "not_judged": sum(verdicts.get(line) is None for _, line in block),
+                "scores": {key: asdict(score) for key, score in scored[name].items()},
+            }
+            for name, block in blocks.items()
+        },
+        "macro_average": {key: asdict(score) for key, score in macro.items()},
+    }
+
+
+def _scores(
+    block: Sequence[tuple[Place, Mapping[str, Any]]], verdicts: Verdicts, runs: int, samples: int
+) -> dict[str, Score]:
+    """By name; one that no session has is left out."""
+    right: dict[str, list[dict[int, list[float]]]] = {name: [{} for _ in range(runs)] for name in (JUDGED, MATCHED)}
+    for place, line in block:
+        for name, value in ((JUDGED, verdicts.get(line)), (MATCHED, line["success"])):
+            if value is not None:
+                right[name][place.run].setdefault(place.row, []).append(value)
+    found = {name: score_source(each, samples, ()) for name, each in right.items()}
+    return {name: score[f"avg@{samples}"] for name, score in found.items() if score}
+
+
+def _values(rows: Rows, groups: Sequence[str]) -> list[tuple[str, str, set[str]]]:
+    """Of each source and group, the values that its questions have."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for number, source in enumerate(rows.sources):
+        for key in groups:
+            found.setdefault((source, key), set()).add(_value(rows, number, key))
+    return [(source, key, values) for (source, key), values in found.items()]
+
+
+def _value(rows: Rows, number: int, key: str) -> str:
+    value = rows.rows[number]["extra_info"].get(key)
+    return "unknown" if value is None else str(value)
+
+
+def _named(files: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({content})" for name, content in files.items())
