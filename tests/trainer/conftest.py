@@ -1,10 +1,14 @@
 """verl's sample store, without a cluster."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for metric_page
 
 
 @pytest.fixture(scope="module")
