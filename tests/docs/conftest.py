@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "store")]
+sys.path[:0] = [str(TESTS / "docs"), str(TESTS), str(TESTS / "store")]
