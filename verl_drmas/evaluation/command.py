@@ -74,7 +74,7 @@ def evaluate(
         from verl_drmas.evaluation.rows import read_files
         from verl_drmas.evaluation.score import usual_ks
         from verl_drmas.evaluation.summary import summarise
-        from verl_drmas.evaluation.team import build_team, find_users_modules, read_endpoints
+        from verl_drmas.evaluation.team import build_team, read_endpoints
         from verl_drmas.evaluation.training import read_training
         from verl_drmas.evaluation.usage import read_prices
     except ImportError as error:
@@ -87,7 +87,6 @@ def evaluate(
         ks = sorted(set(k)) if k else usual_ks(samples)
         if ks and not 1 <= ks[0] <= ks[-1] <= samples:
             raise ValueError(f"--k {ks[-1]}: pass@k needs 1 <= k <= --samples ({samples})")
-        find_users_modules()
         one = None
         if endpoints is None and (url or model):
             one = ServedModel(tuple(url or ()), model or "", api_key_env, concurrency=max(concurrency, 64), calls=calls)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -159,14 +158,6 @@ def build_team(
         used = {model_id: _with_template(model, training.template) for model_id, model in used.items()}
     own = {agent: _sampling(agent, entries.get(agent), training, sampling) for agent in team.agents}
     return Evaluated(name, team, agents, used, own)
-
-
-def find_users_modules() -> None:
-    """Make modules of the working folder importable, as `python -m verl.trainer.main_ppo` has them."""
-    import sys
-
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
 
 
 def _only(one: ServedModel | None, named: Mapping[str, str | None]) -> dict[str, ServedModel]:
