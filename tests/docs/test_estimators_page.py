@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import code, table_with, text_of
+from doc_pages import code, table_with, text_of
 
 import verl_drmas
 from verl_drmas.advantage import (
