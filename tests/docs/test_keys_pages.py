@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
 import pytest
+from doc_config import exists
 from doc_pages import PAGES, code, spans, tables, text_of
-from omegaconf import OmegaConf
 
 import verl_drmas
 from verl_drmas.advantage import EXACT_LOSS_AGG_MODES, EXACT_POLICY_LOSSES
@@ -30,15 +30,6 @@ OTHERS = {
     "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls": "vLLM's",
     "ray_kwargs.ray_init.num_gpus": "Ray's",
 }
-
-
-def exists(config, key):
-    node = config
-    for part in key.split("."):
-        if not OmegaConf.is_dict(node) or part not in list(node):
-            return False
-        node = node._get_node(part)
-    return True
 
 
 def test_every_key_is_verls(verl_config):
