@@ -10,7 +10,7 @@ from doc_pages import blocks, text_of
 from omegaconf import OmegaConf
 
 from verl_drmas.check import check_team, prepare_keys, read_section, validate_with_verl
-from verl_drmas.config import ConfigError, parse
+from verl_drmas.config import parse
 from verl_drmas.placement import placement
 from verl_drmas.workflows import Workflow, registry
 
@@ -68,14 +68,6 @@ def test_the_table_of_models(base):
     assert small.actor.optim.lr == 2e-6 and small.actor.fsdp_config.param_offload is True  # shares its pool
     assert prepared.policies["judge"].actor_rollout_ref.rollout.load_format == "auto"
     assert prepared.section.updates("small") == 2
-
-
-def test_what_is_said_of_a_shared_pool(base):
-    (block,) = blocks(MODELS, "yaml")
-    with pytest.raises(ConfigError, match=r"gpu_memory_utilization adds up to 1\.00"):
-        checked(
-            with_block(base, block.replace(", rollout: {gpu_memory_utilization: 0.4}", ""), "drmas.workflow.name=panel")
-        )
 
 
 def test_the_readmes_table_of_models(base):
