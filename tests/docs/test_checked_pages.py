@@ -70,6 +70,17 @@ def test_the_table_of_models(base):
     assert prepared.section.updates("small") == 2
 
 
+def test_a_partly_shared_team(base):
+    agents = "{solver: {model: one}, verifier: {model: one}, judge: {model: two}}"
+    block = f"drmas: {{workflow: {{name: panel}}, agents: {agents}, models: {{one: {{}}, two: {{}}}}}}"
+    prepared = checked(with_block(base, block, "actor_rollout_ref.rollout.gpu_memory_utilization=0.4"))
+    assert {m: prepared.section.agents_of(m) for m in prepared.policies} == {
+        "one": ["solver", "verifier"],
+        "two": ["judge"],
+    }
+    assert prepared.pools["run"].shared
+
+
 def test_the_readmes_table_of_models(base):
     (block,) = blocks(text_of("README.md"), "yaml")
     config = with_block(base, block, "drmas.workflow.name=duo")

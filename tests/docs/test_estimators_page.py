@@ -22,13 +22,14 @@ from verl_drmas.config import AdvantageConfig
 from verl_drmas.support import MGRPO, PER_AGENT
 
 PAGE = text_of("docs/estimators.md")
+PROSE = " ".join(PAGE.split())
 
 
 def test_the_table_names_every_estimator_with_its_switches():
     rows = {code(row[0]): tuple(map(code, row[1:4])) for row in table_with(PAGE, "`algorithm.adv_estimator`")}
     assert rows.pop(MGRPO) == ("agent", "agent", "aligned")
     assert rows == {name: (s.mean_scope, s.std_scope, s.pool) for name, s in ESTIMATORS.items()}
-    assert f"algorithm.adv_estimator={PER_AGENT}" in PAGE
+    assert f"algorithm.adv_estimator={PER_AGENT}" in PROSE
 
 
 def test_no_other_estimator_is_registered():
@@ -84,7 +85,7 @@ def test_the_worked_example_is_the_codes(example):
 def test_the_steps_by_hand_are_the_codes(example):
     _, rewards, penalty, ids = example
     own = (rewards - penalty)[np.array(ids["agent_id"]) == "solver"]
-    assert "mean 2.9/7 = 0.4143 and sample\ndeviation 0.5490" in PAGE
+    assert "mean 2.9/7 = 0.4143 and sample deviation 0.5490" in PROSE
     assert (round(own.mean(), 4), round(own.std(ddof=1), 4)) == (0.4143, 0.549)
 
 
@@ -102,8 +103,8 @@ def test_the_example_of_alignment_is_the_codes():
     assert column(rows, 3, float) == [round(copies, 4) for copies in found.copies]
     assert column(rows, 4) == [f"{value:.4f}" for value in found.advantage]
     subs = [reward for row, reward in zip(rows, rewards, strict=True) if row[1] == "searcher"]
-    assert f"mean {found.mean[-1]:.4f} instead of the rows' {np.mean(subs):.4f}" in PAGE
-    assert "Six values" in PAGE and found.values[-1] == 6
+    assert f"mean {found.mean[-1]:.4f} instead of the rows' {np.mean(subs):.4f}" in PROSE
+    assert "Six values" in PROSE and found.values[-1] == 6
 
 
 def team(calls, outcomes):
@@ -155,4 +156,4 @@ def test_a_penalty_inside_acts_at_full_size(coefficient):
     rewards, ids = team({"solver": 1}, [0.0] * 8)
     rewards[3] -= coefficient
     assert abs(of("drmas", rewards, ids, eps=0.0)[3]) == pytest.approx(7 / np.sqrt(8))
-    assert "(2.47 for n = 8)" in PAGE and f"{7 / np.sqrt(8):.2f}" == "2.47"
+    assert "(2.47 for n = 8)" in PROSE and f"{7 / np.sqrt(8):.2f}" == "2.47"
