@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
-from verl_drmas.cli import app
+from verl_drmas.cli import app, main
 
 HEAVY = {
     *("verl", "torch", "ray", "pandas", "hydra", "transformers", "vllm", "datasets"),
@@ -76,3 +76,22 @@ def test_a_retriever_command_reads_its_own_options(command):
     shown = run("retriever", command, "--help")
     assert shown.exit_code == 0 and f"verl-drmas retriever {command}" in shown.output
     assert run("retriever", command, "--no-such-option").exit_code == 2
+
+
+def test_a_command_finds_modules_of_the_working_folder(tmp_path, monkeypatch):
+    """`python -m verl.trainer.main_ppo` has the folder on its path; a console script has its own instead."""
+    (tmp_path / "own_module_of_a_test.py").write_text("told = 'found'\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    module, seen = ModuleType("verl_drmas.check_command"), []
+
+    def check(arguments):
+        seen.append(__import__(*arguments).told)
+        return 0
+
+    module.main = check
+    monkeypatch.setitem(sys.modules, "verl_drmas.check_command", module)
+    monkeypatch.setattr(sys, "argv", ["verl-drmas", "check", "own_module_of_a_test"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert seen == ["found"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -164,6 +166,9 @@ def export(
 
 def main() -> None:
     """Entry point of the console script."""
+    # Workflows and tools of the user's own are imported from the working folder, which `python -m` has on its path.
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
     app()
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from delegate_job import AGENTS, PROMPTS, SESSIONS, STEPS
 from delegate_job import rows as rows_of
+from metric_page import of_run
 from safetensors.torch import load_file
 
 from verl_drmas.data.parquet import read_rows
@@ -97,3 +98,7 @@ def test_a_trajectory_of_several_turns_is_one_row(job):
         assert numbers["drmas/agent/main/activations_per_session"] == 1
         assert numbers["drmas/workflow/main_turns"] > 1
         assert numbers["drmas/agent/finder/activations_per_session"] == numbers["drmas/workflow/delegations"]
+
+
+def test_every_metric_is_on_the_page(job):
+    assert of_run(job.steps) == []

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from delegate_job import STEPS, rows, stages
+from metric_page import of_run
 from pair_job import Pair, of_main, of_sub
 
 from verl_drmas.trainer.sub import WHOLE_TEAM
@@ -90,3 +91,7 @@ def test_the_jobs_went_in_step_and_count_their_waiting(pair):
     } <= {0}
     token = [line for line in pair.log.splitlines() if "Bearer" in line]
     assert token == []
+
+
+def test_every_metric_is_on_the_page(pair):
+    assert [of_run(pair.steps(name)) for name in ("main", "sub")] == [[], []]

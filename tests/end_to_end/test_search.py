@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from launch import run
+from metric_page import of_run
 from search_job import free_port, overrides, served, serving, taught
 
 from verl_drmas.dumps import read_step
@@ -92,3 +93,7 @@ def test_validation_is_reported_by_source(job):
     last = job.steps[STEPS]
     assert 0 <= last["val/world/avg@2"] <= last["val/world/pass@2"] <= 1
     assert last["val/world/failed_sessions"] == 0 and last["val/drmas/searches"] >= 0
+
+
+def test_every_metric_is_on_the_page(job):
+    assert of_run(job.steps) == []

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from launch import run
+from metric_page import of_run
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 
@@ -120,3 +121,7 @@ def test_resume_is_exact(jobs):
             assert math.isclose(value, other, rel_tol=1e-4, abs_tol=1e-6), (step, name, value, other)
             compared += 1
     assert compared > 150
+
+
+def test_every_metric_is_on_the_page(jobs):
+    assert of_run(jobs[0].steps, own=["turns"]) == []

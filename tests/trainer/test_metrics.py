@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from metric_page import page_names_of, undocumented
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.utils import MetricsAggregator
 from verl.utils.metric import reduce_metrics
@@ -284,6 +285,35 @@ def test_a_policys_micro_batches_are_merged_before_the_models_name_is_added():
     assert list(reduce_metrics(named).values()) == [1.0]  # what would happen the other way round
 
 
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_name_of_a_step_is_on_the_page():
+    built = step()
+    built.rows = [row and replace(row, parts={"format": 0.1}) for row in built.rows]
+    metrics = agent_metrics(built)
+    metrics |= shadow_metrics(
+        built, {"ddof": 1, "eps": 1e-6, "std_floor": 0.0, "singleton": "zero", "constant": "zero"}
+    )
+    metrics |= session_metrics(ROWS, 4, {"failed/timeout": 1, "retried_calls": 3, "tools/retrieval/calls": 1})
+    metrics |= alignment_metrics(
+        [replace(row, agent_id="finder") for row in ROWS],
+        np.array([1.0, 2.0, 0.0, 1.0, 1.0]),
+        StepAlignment(("finder",), {"finder": 2}, "sample", 0, 1),
+        {"finder": [5, 0]},
+    )
+    metrics |= model_metrics("judge", OWN, alone=True)
+    assert len(metrics) > 80
+    assert undocumented(metrics, verls=OWN) == []
+
+
+def test_what_is_ours_of_a_models_numbers_is_on_the_page():
+    words = ["rows", "padding_rows", "padding_share", "updates", "seconds/update_actor"]
+    assert all(metrics_module._OURS.match(name) for name in words)
+    assert all(page_names_of(f"drmas/model/judge/{name}") for name in words)
+    assert metrics_module._OURS.pattern.count("|") == 4  # another one is another row of the page
+
+
 # -- engine against trainer --------------------------------------------------------------------------------------------
 
 
@@ -324,3 +354,4 @@ def test_log_prob_gaps_are_over_each_models_sampled_tokens(monkeypatch):
     assert metrics["drmas/model/b/rollout_corr/kl"] == 0.0
     assert metrics["drmas/model/a/rollout_corr/kl"] == pytest.approx((0.0 - 0.5 + 0.25) / 3)
     assert not [name for name in metrics if "/idle/" in name or "/padding/" in name]
+    assert undocumented(metrics) == []

@@ -12,7 +12,7 @@ import typer
 
 from verl_drmas.data.filter import Band, Kept, Played, indices_of, read_prompts, tallies_of_run, write_band
 from verl_drmas.evaluation.journal import digest
-from verl_drmas.evaluation.workflow import build_workflow, find_users_modules, gold_of, preflight, task_of
+from verl_drmas.evaluation.workflow import build_workflow, gold_of, preflight, task_of
 from verl_drmas.workflows import Task, Workflow
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ def filter_command(
                 calls=calls,
                 **patience_of(concurrency, timeout),
             )
-            find_users_modules()
             team = build_workflow(name, setting or [])
             table = read_prompts(prompts, needs_answer=team.needs_answer)
             sampling = Sampling(temperature, top_p, max_tokens, seed)

@@ -77,7 +77,6 @@ def evaluate(
         from verl_drmas.evaluation.team import build_team, read_endpoints
         from verl_drmas.evaluation.training import read_training
         from verl_drmas.evaluation.usage import read_prices
-        from verl_drmas.evaluation.workflow import find_users_modules
     except ImportError as error:
         _refuse(ImportError(f"{error}; pip install 'verl-drmas[search]'"))
     try:
@@ -88,7 +87,6 @@ def evaluate(
         ks = sorted(set(k)) if k else usual_ks(samples)
         if ks and not 1 <= ks[0] <= ks[-1] <= samples:
             raise ValueError(f"--k {ks[-1]}: pass@k needs 1 <= k <= --samples ({samples})")
-        find_users_modules()
         patience = patience_of(concurrency, timeout)
         one = None
         if endpoints is None and (url or model):

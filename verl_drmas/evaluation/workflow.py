@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,12 +11,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_drmas.config import nearest, parse
 from verl_drmas.workflows import Task, Workflow, load_workflow
-
-
-def find_users_modules() -> None:
-    """Make modules of the working folder importable, as `python -m verl.trainer.main_ppo` has them."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
 
 
 def build_workflow(name: str, settings: Sequence[str], base: Mapping[str, Any] | None = None) -> Workflow:
