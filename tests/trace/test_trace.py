@@ -124,7 +124,7 @@ def test_a_failed_session_has_no_reward(tmp_path):
     failed, other = made.prompts[0].sessions
     assert chips(failed) == ["failed: retrieval"] and failed.activations[0].reward is None
     assert chips(failed.activations[0]) == [] and chips(other) == ["outcome 1"]
-    assert ("failed", "1 sessions of the step, whose rows nothing trained on") in made.facts
+    assert ("failed", "1 session of the step, whose rows nothing trained on") in made.facts
     assert made.table == [["1", "1", "none", "none", "0", "1"], ["1", "1", "1.000", "0.500", "0", "1"]]
 
 

@@ -63,9 +63,10 @@ def choose(step: DumpedStep, *, most: int, prompts: Sequence[int] = (), seed: in
 def _said(kept: dict, found: dict, total: int, how: str) -> str:
     shown = sum(map(len, kept.values()))
     if shown == total:
-        return f"all {_many(total, 'session')} of {_many(len(found), 'prompt')}"
-    return f"{shown} of {_many(total, 'session')}, {len(kept)} of {_many(len(found), 'prompt')}, {how}"
+        return f"all {many(total, 'session')} of {many(len(found), 'prompt')}"
+    return f"{shown} of {many(total, 'session')}, {len(kept)} of {many(len(found), 'prompt')}, {how}"
 
 
-def _many(n: int, word: str) -> str:
+def many(n: int, word: str) -> str:
+    """A number of things."""
     return f"{n} {word}{'' if n == 1 else 's'}"

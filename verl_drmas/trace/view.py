@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from verl_drmas.dumps import DumpedRow, DumpedStep
-from verl_drmas.trace.choose import Chosen
+from verl_drmas.trace.choose import Chosen, many
 
 HUES = 8  # colours of agents
 
@@ -125,7 +125,7 @@ def _facts(step: DumpedStep, chosen: Chosen) -> list[tuple[str, str]]:
         facts.append(("advantages", "none: nothing was trained on these rows"))
     failed = {row.place[:2] for row in step.rows if row.line.get("failed")}
     if failed:
-        facts.append(("failed", f"{len(failed)} sessions of the step, whose rows nothing trained on"))
+        facts.append(("failed", f"{many(len(failed), 'session')} of the step, whose rows nothing trained on"))
     return facts
 
 
