@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from verl_drmas.config import ConfigError
+from verl_drmas.quoting import quoted
 from verl_drmas.study.cells import (
     SINGLE,
     TEAM_ESTIMATORS,
@@ -19,7 +20,6 @@ from verl_drmas.study.cells import (
     chosen_estimator,
     known_or_refuse,
 )
-from verl_drmas.quoting import quoted
 from verl_drmas.study.launch import Launch, PairLaunch
 
 BOTH = "both"

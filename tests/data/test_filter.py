@@ -256,9 +256,10 @@ def test_a_server_that_is_not_there_is_said_at_once(prompts, server, tmp_path, m
 
 @pytest.fixture
 def own_team(tmp_path, monkeypatch):
-    """Writes a team of the user's into the working folder; `ended` is a line that its sessions end with."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", str(tmp_path))])
+    """Writes a team of the user's into a folder that is on the path, as the working folder is behind the command;
+    `ended` is a line that its sessions end with.
+    """
+    monkeypatch.syspath_prepend(tmp_path)
 
     def write(name, ended="pass"):
         (tmp_path / f"{name}.py").write_text(
@@ -272,7 +273,7 @@ def own_team(tmp_path, monkeypatch):
     return write
 
 
-def test_a_workflow_of_the_working_folder_is_found_and_closed(prompts, server, tmp_path, own_team):
+def test_a_users_own_workflow_is_closed(prompts, server, tmp_path, own_team):
     code, told = measure(prompts, tmp_path / "a.parquet", server, *own_team("filtered_team"))
     assert code == 0, told
     assert sys.modules["filtered_team"].closed == [True]

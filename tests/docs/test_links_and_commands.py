@@ -10,13 +10,21 @@ from doc_pages import PAGES, ROOT, blocks, spans, text_of
 from verl_drmas.cli import app
 from verl_drmas.data.commands import data_app
 from verl_drmas.evaluation.command import eval_app
+from verl_drmas.evaluation.judge_command import judge_app
 from verl_drmas.pair.command import pair_app
 from verl_drmas.retrieval.commands import retriever_app
 from verl_drmas.store.commands import store_app
 
 OTHERS = {"CONTRIBUTING.md": ROOT / "CONTRIBUTING.md"}
 # Commands that hand their arguments on to an app of their own, or to Hydra.
-APPS = {"data": data_app, "eval": eval_app, "pair": pair_app, "retriever": retriever_app, "store": store_app}
+APPS = {
+    "data": data_app,
+    "eval": eval_app,
+    "judge": judge_app,
+    "pair": pair_app,
+    "retriever": retriever_app,
+    "store": store_app,
+}
 HYDRA = {"check": {"--config-name", "--config-dir"}, "plan": {"--config-name", "--config-dir", "--gpu-memory"}}
 
 
