@@ -56,7 +56,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 drills: $(STAMP)
-	$(call PYTEST,3600) -m drill
+	$(call PYTEST,14400) -m drill
 
 bench: $(STAMP)
 	$(call PYTEST,1800) -m benchmark -s

@@ -1,4 +1,4 @@
-"""The paper's workflow on real text: `verl-drmas data math`, then solver_verifier with math-verify as the reward."""
+"""The paper's workflow on real text: `verl-drmas data math`, then `recipes/drmas_math` with math-verify rewards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launch import run
+from recipe_job import ROLLOUT, check, play
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 
@@ -41,25 +41,21 @@ def job(assets):
     done = subprocess.run([*command, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "checked: 8 of 8" in done.stdout
-    finished = run(
-        folder,
-        [
-            f"data.train_files={parquet}",
-            f"data.val_files={parquet}",
-            f"actor_rollout_ref.model.path={assets / 'chatml'}",
-            "+drmas=solver_verifier",
-            "data.train_batch_size=4",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-            "actor_rollout_ref.rollout.n=4",
-            "data.max_prompt_length=480",  # shorter than the verifier's prompt, so that the middle is cut
-            "data.max_response_length=96",
-            "actor_rollout_ref.rollout.max_model_len=1024",
-        ],
-        steps=2,
-        timeout=420,
-    )
+    overrides = [
+        f"{ROLLOUT}.n=4",
+        "data.max_prompt_length=480",  # shorter than the verifier's prompt, so that the middle is cut
+        "data.max_response_length=96",
+        f"{ROLLOUT}.max_model_len=1024",
+        f"{ROLLOUT}.max_num_batched_tokens=1024",
+    ]
+    finished = play(folder, "drmas_math", ["--mapping", "shared"], overrides, assets / "chatml", parquet)
     yield finished
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_it_is_the_recipe(job):
+    last = check(job, "drmas_math")
+    assert last["drmas/model/base/updates"] == 1
 
 
 def test_every_session_ends_and_is_counted(job):

@@ -1,55 +1,20 @@
-"""The smallest run of each kind of the recipes: scripts and shipped files, made small by overrides alone."""
+"""The smallest run of each kind of the recipes: scripts and shipped files, made small by overrides alone.
+
+Half of them are drills, since each costs over a minute; `drmas_math` on a shared model is in `test_math.py`.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-import sys
-from pathlib import Path
 
 import pytest
-from launch import Run, run
+from recipe_job import ROLLOUT, check, play
 
 from verl_drmas.data.parquet import prompt_row, write_rows
 from verl_drmas.data.search import SEARCH_SCHEMA, question_row
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(600)]
-
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-STEPS = 2
-ROLLOUT = "actor_rollout_ref.rollout"
-SMALL = (
-    "+drmas_runtime=cpu",
-    "actor_rollout_ref.actor.fsdp_config.optimizer_offload=false",
-    "data.dataloader_num_workers=0",
-    "data.train_batch_size=4",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    f"{ROLLOUT}.n=2",
-    "data.max_prompt_length=400",
-    "data.max_response_length=24",
-    f"{ROLLOUT}.max_model_len=512",
-    f"{ROLLOUT}.max_num_batched_tokens=512",
-    "trainer.val_before_train=false",
-    "trainer.test_freq=-1",
-    "trainer.save_freq=-1",
-    "trainer.logger=[file]",
-)
-
-
-def play(folder: Path, recipe: str, options: list[str], overrides: list[str], model: Path, data: Path) -> Run:
-    """Two steps of a recipe's script; its metrics stand where the recipe leaves them."""
-    files = [f"data.train_files={data}", f"data.val_files={data}", f"actor_rollout_ref.model.path={model}"]
-    job = run(
-        folder,
-        [*SMALL, *files, *overrides],
-        steps=STEPS,
-        timeout=420,
-        defaults=[*options, "--seed", "3", "--runs", str(folder / "runs")],
-        program=[str(RECIPES / recipe / "run.py")],
-    )
-    (job.folder,) = (folder / "runs" / recipe).iterdir()
-    job.command = json.loads((job.folder / "command.json").read_text())
-    return job
 
 
 @pytest.fixture(scope="module")
@@ -65,26 +30,7 @@ def played(short_tmp):
     return functools.partial(play, short_tmp)
 
 
-def check(job: Run, config: str, lr: str = "actor/lr") -> dict[str, float]:
-    """What holds for every run; returns the last step's metrics. `lr` names a learning rate that is logged."""
-    assert job.command[:5] == [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", config]
-    assert job.folder.name.endswith("_seed3")
-    assert sorted(job.steps) == [1, 2]
-    last = job.steps[2]
-    assert last[lr] == pytest.approx(1e-6)
-    return last
-
-
-def test_math_with_a_shared_model(assets, sums, played):
-    job = played("drmas_math", ["--mapping", "shared"], [], assets / "chatml", sums)
-    last = check(job, "drmas_math")
-    # A random model never says a verdict: the solver speaks twice, and everybody pays the paper's penalty.
-    assert last["drmas/agent/solver/activations_per_session"] == 2
-    assert last["drmas/agent/verifier/penalty/mean"] == pytest.approx(0.1)
-    assert last["drmas/model/base/updates"] == 1
-    assert "drmas/shadow/grpo_team/advantage_abs/max" in last
-
-
+@pytest.mark.drill
 def test_math_with_four_agents(assets, sums, played):
     options = ["--variant", "four_agents", "--estimator", "grpo_team"]
     job = played("drmas_math", options, [], assets / "chatml", sums)
@@ -103,6 +49,7 @@ def test_math_with_a_single_agent_on_verls_own_trainer(assets, sums, played):
     assert last["prompt_length/min"] > 100  # bytes: the solver's prompt, not the bare question
 
 
+@pytest.mark.drill
 def test_search_with_a_model_for_each_agent(assets, played):
     from verl_drmas.retrieval.build import IndexSettings, build_index
 
@@ -156,7 +103,9 @@ ARM_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("arm", ARM_OPTIONS)
+@pytest.mark.parametrize(
+    "arm", ["co_train", *(pytest.param(arm, marks=pytest.mark.drill) for arm in ("unaligned", "main_only"))]
+)
 def test_research_with_a_team(arm, delegate_start, played, short_tmp):
     start = short_tmp / "stage_1"
     start.mkdir()
@@ -194,6 +143,7 @@ def test_research_with_a_team(arm, delegate_start, played, short_tmp):
         assert 8 * calls - dropped + added == pytest.approx(2 * 8 * (1 - without))
 
 
+@pytest.mark.drill
 def test_research_with_a_single_agent_on_verls_own_trainer(assets, played):
     rows = [question_row(f"How old is city {i}?", ["old"], data_source="c", split="train", index=i) for i in range(8)]
     data = write_rows(rows, assets / "recipes_research.parquet", schema=SEARCH_SCHEMA)
