@@ -156,6 +156,7 @@ ARM_OPTIONS = {
 }
 
 
+@pytest.mark.timeout(900)  # the first of them teaches the models
 @pytest.mark.parametrize("arm", ARM_OPTIONS)
 def test_research_with_a_team(arm, delegate_start, played, short_tmp):
     start = short_tmp / "stage_1"
