@@ -103,6 +103,7 @@ ARM_OPTIONS = {
 }
 
 
+@pytest.mark.timeout(900)  # the first of them teaches the models
 @pytest.mark.parametrize(
     "arm", ["co_train", *(pytest.param(arm, marks=pytest.mark.drill) for arm in ("unaligned", "main_only"))]
 )
