@@ -35,3 +35,8 @@ def pytest_collection_finish():
     """
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+
+
+def pytest_unconfigure():
+    """Libraries that count their objects at the end of the process count what is frozen as leaked."""
+    gc.unfreeze()
