@@ -140,6 +140,8 @@ def hydra():
         yield
     checked.cache_clear()
     gc.unfreeze()
+    gc.collect()  # what `checked` had frozen
+    gc.freeze()
 
 
 @functools.cache
