@@ -379,7 +379,9 @@ def test_a_real_actor_is_killed_and_comes_back_as_it_was():
         port = probe.getsockname()[1]
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR", address="local")
     logs = Path(ray.worker.global_worker.node.get_logs_dir_path())
-    keeper = GatewayKeeper(Client(), GatewayConfig(port=port), role="sub", token=TOKEN)
+    client = Client()
+    client.configuration = bytes(200_000)  # a real one has the run's: too much for a message, so Ray's store has it
+    keeper = GatewayKeeper(client, GatewayConfig(port=port), role="sub", token=TOKEN)
     try:
         url = keeper.start()
         assert call(url).status_code == 503

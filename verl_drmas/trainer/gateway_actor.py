@@ -120,12 +120,15 @@ class Actor(Protocol):
 class RayActor:
     """A `GatewayActor` on this node, which Ray starts again for as long as the job lives."""
 
-    def __init__(self, *args: Any):
+    def __init__(self, client: Any, *others: Any):
         # Its address is this node's. Calls are never repeated by Ray: one that was, could open the gate of the actor's
         # next process after the trainer closed it. The keeper repeats them, with its last word.
         remote = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(GatewayActor)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._actor = remote.options(scheduling_strategy=here).remote(*args)
+        # Kept for the actor's next processes: an argument that is too large for a message goes through the object
+        # store, where Ray forgets it once the first process has it.
+        self._client = ray.put(client)
+        self._actor = remote.options(scheduling_strategy=here).remote(self._client, *others)
 
     def hold(self, state: GateState, port: int, wait: float, timeout: float) -> Held:
         """See `Actor`."""
