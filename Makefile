@@ -40,7 +40,7 @@ train-search train-delegate train-pair: train-%: $(STAMP)
 	PATH="$(BIN):$$PATH" recipes/cpu_$*/run.sh $(TRAIN_ARGS)
 
 test: test-fast test-processes
-	$(call PYTEST,2400) -m "end_to_end and not drill and not benchmark"
+	$(call PYTEST,3600) -m "end_to_end and not drill and not benchmark"
 
 # A file's tests stay in one process, which has one thread: two processes with two each would wait for each other.
 PARALLEL = OMP_NUM_THREADS=1 $(call PYTEST,600) -n auto --maxprocesses 4 --dist loadfile
