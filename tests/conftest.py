@@ -30,9 +30,7 @@ def packages_files_are_read_once():
 
 
 def pytest_collection_finish():
-    """Garbage is looked for less often, and never again among what was imported by now (torch, verl): configurations are
-    made of very many small objects.
-    """
+    """Garbage is looked for less often, and never again among what was imported by now (torch, verl)."""
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
 
