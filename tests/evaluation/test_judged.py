@@ -166,3 +166,32 @@ def test_other_data_another_judge_and_other_files_are_refused(judge, sessions, d
         assert code == 1 and message in told
     code, told, _ = judge(sessions=tmp_path / "none.jsonl")
     assert code == 1 and "none.jsonl: can't be read" in told
+
+
+def test_files_in_another_order_and_rows_of_another_benchmark_are_refused(judge, judging, tmp_path):
+    files = []
+    for name, gold in (("one", "7"), ("two", "8")):
+        rows = [question_row(f"{name}?", [gold], data_source=name, split="test", index=0)]
+        files.append(write_rows(rows, tmp_path / f"{name}.parquet", schema=SEARCH_SCHEMA))
+    played = read_files(files).files
+    path = tmp_path / "two.jsonl"
+
+    def write(sources, **order):
+        place = {"run": 0, "session": 0, "success": 0.0, "answer": "seven"}
+        ended = [{**place, "row": row, "data_source": source} for row, source in enumerate(sources)]
+        lines = [{"measured": {"data": played, **order}}, *ended]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    for order in ({"order of data": [*played]}, {}):  # an old file has the order of its names alone
+        write(["one", "two"], **order)
+        code, told, _ = judge(files[0], sessions=path, data=files[1])
+        assert code == 1 and re.search(r"on one\.parquet \(\w+\), two.* given is two.*, one\.", told), told
+    write(["two", "one"])
+    code, told, _ = judge(files[1], sessions=path, data=files[0])
+    assert code == 1 and "line 2 is of row 0 of 'two', which in the data given is of 'one'" in told
+    write(["one", "two", "two"])
+    code, told, _ = judge(files[1], sessions=path, data=files[0])
+    assert code == 1 and "line 4 is of row 2 of 'two', which in the data given is of None" in told
+    assert judging.asked == []
+    write(["one", "two"])
+    assert judge(files[1], sessions=path, data=files[0])[0] == 0

@@ -54,14 +54,22 @@ def read_sessions(path: Path, rows: Rows) -> dict[Place, dict[str, Any]]:
     measured = lines[0].get("measured") if isinstance(lines[0], dict) else None
     if not isinstance(measured, dict) or "data" not in measured:
         raise ValueError(f"{path}: is no file of sessions; give the --output of verl-drmas eval")
-    if measured["data"] != rows.files:
+    order = measured.get("order of data", [*measured["data"]])  # a row's number counts over all files
+    if measured["data"] != rows.files or order != [*rows.files]:
         raise ValueError(
-            f"{path}: was played on {_named(measured['data'])}, and the data given is {_named(rows.files)}; give the "
+            f"{path}: was played on {_named({name: measured['data'].get(name) for name in order})}, and the data given is {_named(rows.files)}; give the "
             "same files, in the same order"
         )
     found = {}
-    for line in lines[1:]:
+    sources = rows.sources
+    for number, line in enumerate(lines[1:], start=2):
         if line.get("success") is not None:
+            source = sources[line["row"]] if line["row"] < len(sources) else None
+            if line["data_source"] != source:
+                raise ValueError(
+                    f"{path}: line {number} is of row {line['row']} of {line['data_source']!r}, which in the data given "
+                    f"is of {source!r}; give the files that it was played on"
+                )
             found[Place(line["run"], line["row"], line["session"])] = line
     if not found:
         raise ValueError(f"{path}: no session came to an end; go on with verl-drmas eval")
