@@ -195,3 +195,20 @@ def test_files_in_another_order_and_rows_of_another_benchmark_are_refused(judge,
     assert judging.asked == []
     write(["one", "two"])
     assert judge(files[1], sessions=path, data=files[0])[0] == 0
+
+
+def test_a_rebuilt_data_file_does_not_take_over_verdicts(judge, judging, sessions, data):
+    assert judge()[0] == 0
+    asked = len(judging.asked)
+    write_rows(
+        [
+            question_row(f"Question {i}?", ["8"], data_source=source, split="test", index=i, level=level)
+            for i, (source, level, _) in enumerate(PLAYED)
+        ],
+        data,
+        schema=SEARCH_SCHEMA,
+    )
+    sessions.write_text("".join(json.dumps(line) + "\n" for line in lines(data)))  # played again, with these answers
+    code, told, _ = judge()
+    assert code == 1 and "verdicts.jsonl: holds sessions of another data.rows.parquet" in told
+    assert len(judging.asked) == asked

@@ -66,7 +66,7 @@ def judge(
             typer.echo(f"note: {note}", err=True)
         found = read_sessions(sessions, rows)
         path = output or sessions.with_name(f"{sessions.stem}.verdicts.jsonl")
-        with Verdicts(path.expanduser(), model) as verdicts:
+        with Verdicts(path.expanduser(), model, rows) as verdicts:
             failed = _judge(found, rows, EndpointJudge(settings, ANSWER), verdicts, concurrency)
             numbers = {"judge": model, **summarise(found, rows, verdicts, tuple(by or ("level", "type")))}
         if summary is not None:

@@ -82,13 +82,15 @@ class Verdicts:
     Args:
         path: The file; made where there is none.
         judge: Name of the judging model; verdicts of another one are refused.
+        rows: The data; verdicts on other questions or golds are refused.
 
     Raises:
         ValueError: As `Journal` says it.
     """
 
-    def __init__(self, path: Path, judge: str):
-        self.journal = Journal(path, {"judge": judge, "rubric": digest([ANSWER_RUBRIC])})
+    def __init__(self, path: Path, judge: str, rows: Rows):
+        header = {"judge": judge, "rubric": digest([ANSWER_RUBRIC]), **rows.measured()}
+        self.journal = Journal(path, header)
         self._of = {self._key(line): float(line["right"]) for line in self.journal.lines}
 
     def get(self, session: Mapping[str, Any]) -> float | None:
