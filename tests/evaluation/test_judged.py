@@ -55,16 +55,16 @@ def sessions(data, tmp_path):
 
 
 class Judging:
-    """Finds right what says seven; answers in `broken` get no verdict."""
+    """Finds right what says seven; answers in `broken` get no verdict: `status`, or without one a reply that has none."""
 
     def __init__(self):
-        self.asked, self.broken = [], set()
+        self.asked, self.broken, self.status = [], set(), 400
 
     def __call__(self, body):
         said = re.search(r"--- answer \w+\n(.*)\n--- end", body["messages"][1]["content"])[1]
         self.asked.append(said)
         if said in self.broken:
-            return web.Response(status=400, text="broken")
+            return web.Response(status=self.status, text="broken") if self.status else "I can't say."
         return f"So.\n<verdict>{'right' if said in ('7', 'seven') or 'seven' in said else 'wrong'}</verdict>"
 
 
@@ -140,12 +140,24 @@ def test_what_could_not_be_judged_is_no_wrong_answer_and_is_asked_about_again(ju
 
 def test_a_judge_that_is_away_ends_it(judge, judging, monkeypatch):
     monkeypatch.setattr("verl_drmas.evaluation.judged.GIVE_UP", 2)
-    judging.broken = {"0", "7", "8", "9", "it's seven", "seven"}
+    judging.broken, judging.status = {"seven"}, 401
     code, told, found = judge("--concurrency", 1)
-    assert code == 1 and found is None
+    assert code == 1 and judging.asked == ["seven", "seven"]
     assert "error: 2 judgements in a row failed" in told and "the same command goes on" in told
+    assert found["sources"]["gaia"]["not_judged"] == 7  # what there is is shown and written
     code, told, _ = judge("--url", "http://127.0.0.1:9/v1", "--model", "other")
     assert code == 1 and "error: judge.urls: no server can judge" in told
+
+
+@pytest.mark.parametrize("status", [400, None])
+def test_answers_that_have_no_verdict_do_not_pass_for_a_judge_that_is_away(judge, judging, status, monkeypatch):
+    monkeypatch.setattr("verl_drmas.evaluation.judged.GIVE_UP", 2)
+    judging.broken, judging.status = {"0", "8", "9", "it's seven", "seven"}, status
+    for _ in range(2):  # the second time nothing else is left
+        code, told, found = judge("--concurrency", 1)
+        assert code == 1 and "7 answers couldn't be judged" in told
+        assert found["sources"]["webwalkerqa"]["not_judged"] == 0 and found["sources"]["gaia"]["not_judged"] == 7
+    assert {"7", "9"} <= set(judging.asked)
 
 
 def test_other_data_another_judge_and_other_files_are_refused(judge, sessions, data, tmp_path):

@@ -67,7 +67,7 @@ def judge(
         found = read_sessions(sessions, rows)
         path = output or sessions.with_name(f"{sessions.stem}.verdicts.jsonl")
         with Verdicts(path.expanduser(), model, rows) as verdicts:
-            failed = _judge(found, rows, EndpointJudge(settings, ANSWER), verdicts, concurrency)
+            failed, silent = _judge(found, rows, EndpointJudge(settings, ANSWER), verdicts, concurrency)
             numbers = {"judge": model, **summarise(found, rows, verdicts, tuple(by or ("level", "type")))}
         if summary is not None:
             with whole_file(summary.expanduser()) as partial:
@@ -75,16 +75,20 @@ def judge(
     except (ValueError, ImportError, OSError, JudgeProblem) as error:
         _refuse(error)
     _show(numbers)
+    if silent:
+        typer.echo(f"error: {silent}", err=True)
+        raise typer.Exit(1)
     if failed:
         typer.echo(f"{failed} answers couldn't be judged; the same command asks about them again", err=True)
         raise typer.Exit(1)
 
 
-def _judge(sessions: dict[Any, Any], rows: Rows, judge: Judge, verdicts: Verdicts, concurrency: int) -> int:
-    """Judge what is left, under a bar; returns how many answers couldn't be judged.
+def _judge(
+    sessions: dict[Any, Any], rows: Rows, judge: Judge, verdicts: Verdicts, concurrency: int
+) -> tuple[int, str]:
+    """Judge what is left, under a bar; returns how many answers couldn't be judged, and how the judge fell silent.
 
     Raises:
-        ValueError: The judge stopped answering.
         JudgeProblem: It can't be reached.
     """
     from rich.console import Console
@@ -94,14 +98,14 @@ def _judge(sessions: dict[Any, Any], rows: Rows, judge: Judge, verdicts: Verdict
 
     left = sum(verdicts.get(line) is None for line in sessions.values())
     if not left:
-        return 0
+        return 0, ""
     judge.check()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))
     bar = progress.add_task("answers", total=left)
     try:
         with progress:
-            return judge_sessions(
+            failed = judge_sessions(
                 sessions,
                 rows,
                 judge,
@@ -109,8 +113,10 @@ def _judge(sessions: dict[Any, Any], rows: Rows, judge: Judge, verdicts: Verdict
                 concurrency=concurrency,
                 on_end=lambda judged: progress.advance(bar, judged),
             )
+        return failed, ""
     except JudgeSilent as error:
-        raise ValueError(f"{error}; verdicts are kept in {verdicts.journal.path}: the same command goes on") from error
+        left = sum(verdicts.get(line) is None for line in sessions.values())
+        return left, f"{error}; verdicts are kept in {verdicts.journal.path}: the same command goes on"
     except KeyboardInterrupt:
         typer.echo(f"stopped; verdicts are kept in {verdicts.journal.path}", err=True)
         raise typer.Exit(130) from None

@@ -21,11 +21,11 @@ from verl_drmas.rewards.answer_rubric import ANSWER_RUBRIC
 from verl_drmas.rewards.judge import Judge, JudgeRequest
 
 JUDGED, MATCHED = "judged", "exact match"
-GIVE_UP = 8  # failed judgements in a row
+GIVE_UP = 8  # judgements in a row that servers failed
 
 
 class JudgeSilent(RuntimeError):
-    """So many judgements failed in a row that more would fail too."""
+    """Servers failed so many judgements in a row that they would fail more."""
 
 
 def read_sessions(path: Path, rows: Rows) -> dict[Place, dict[str, Any]]:
@@ -141,7 +141,8 @@ def judge_sessions(
         How many answers could not be judged.
 
     Raises:
-        JudgeSilent: `GIVE_UP` in a row could not. Verdicts are kept.
+        JudgeSilent: Servers failed `GIVE_UP` in a row. Verdicts are kept. An answer that a judge that is there has no
+            verdict on doesn't count: a file may have nothing else left.
     """
     waiting = iter([line for _, line in sorted(sessions.items()) if verdicts.get(line) is None])
     failed = in_a_row = 0
@@ -156,7 +157,7 @@ def judge_sessions(
             judged = judgement.score is not None
             if judged:
                 verdicts.add(line, judgement.score, judgement.reason)
-            failed, in_a_row = failed + (not judged), 0 if judged else in_a_row + 1
+            failed, in_a_row = failed + (not judged), in_a_row + 1 if judgement.outage else 0
             on_end(judged)
             if in_a_row >= GIVE_UP:
                 raise JudgeSilent(f"{in_a_row} judgements in a row failed; the last: {judgement.reason}")

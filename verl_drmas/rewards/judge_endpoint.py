@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # What to look at where a server refuses for good, by status.
 _LOOK_AT = {401: "judge.api_key_env", 403: "judge.api_key_env", 404: "judge.model, and judge.urls (.../v1)"}
+# Statuses by which a server refuses one request, and how the kind of an `Unfit` begins.
+_OF_THE_REQUEST, _NO_SCORE = (400, 413, 422), "no score"
 
 
 class EndpointJudge:
@@ -115,7 +117,8 @@ class EndpointJudge:
             if error.kind not in self._told:
                 self._told.add(error.kind)
                 logger.warning("judge: %s (further ones of this kind are only counted)", reason)
-            return Judgement(None, reason)
+            outage = error.status not in _OF_THE_REQUEST and not error.kind.startswith(_NO_SCORE)
+            return Judgement(None, reason, outage=outage)
 
     def _read(self, answer: dict[str, Any]) -> tuple[float, str]:
         """The score of a reply, and what was said with it.
@@ -129,7 +132,7 @@ class EndpointJudge:
         except NoScore as error:
             cut = choice.get("finish_reason") == "length"
             why = f"{error}, cut at max_tokens {self._settings.max_tokens}" if cut else str(error)
-            raise Unfit(f"no score in the reply ({why})", f"no score: {error}") from error
+            raise Unfit(f"no score in the reply ({why})", f"{_NO_SCORE}: {error}") from error
 
     def _seen(self, look: Look) -> str:
         if look.state == "other":
