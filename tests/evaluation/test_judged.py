@@ -14,11 +14,11 @@ from verl_drmas.evaluation.judge_command import judge_app
 from verl_drmas.evaluation.rows import read_files
 
 RUNS = 3
-# By row: benchmark, level, and per run the answer and whether a judge finds it right; None: the session failed.
+# By row: benchmark, level, and per run the answer and whether a judge finds it right.
 PLAYED = [
     ("gaia", "1", [("seven", True), ("seven", True), ("8", False)]),
     ("gaia", "2", [("seven", True), ("9", False), (None, False)]),
-    ("gaia", "2", [("0", False), None, ("it's seven", True)]),
+    ("gaia", "2", [("0", False), ("5", False), ("it's seven", True)]),
     ("webwalkerqa", "easy", [("7", True), ("7", True), ("7", True)]),
 ]
 
@@ -41,10 +41,7 @@ def lines(data):
     for row, (source, _, runs) in enumerate(PLAYED):
         for run, played in enumerate(runs):
             place = {"run": run, "row": row, "session": 0, "data_source": source}
-            if played is None:
-                yield {**place, "success": None, "failed": "timeout", "detail": ""}
-            else:
-                yield {**place, "success": float(played[0] == "7"), "answer": played[0]}
+            yield {**place, "success": float(played[0] == "7"), "answer": played[0]}
 
 
 @pytest.fixture
@@ -55,7 +52,7 @@ def sessions(data, tmp_path):
 
 
 class Judging:
-    """Finds right what says seven; answers in `broken` get no verdict: `status`, or without one a reply that has none."""
+    """Finds right what says seven; answers in `broken` get `status`, or without one a reply without verdict."""
 
     def __init__(self):
         self.asked, self.broken, self.status = [], set(), 400
@@ -91,9 +88,9 @@ def judge(serve, judging, sessions, data, tmp_path):
 
 
 def expected(chosen):
-    """Each run's share of right answers among its sessions that ended, and per prompt the mean over them."""
-    by_run = [[runs[r][1] for s, lv, runs in PLAYED if chosen(s, lv) and runs[r] is not None] for r in range(RUNS)]
-    prompts = [fmean(p[1] for p in runs if p is not None) for s, lv, runs in PLAYED if chosen(s, lv)]
+    """Each run's share of right answers, and per prompt the mean over the runs."""
+    by_run = [[runs[r][1] for s, lv, runs in PLAYED if chosen(s, lv)] for r in range(RUNS)]
+    prompts = [fmean(p[1] for p in runs) for s, lv, runs in PLAYED if chosen(s, lv)]
     return [fmean(run) for run in by_run], fmean(prompts)
 
 
@@ -109,7 +106,8 @@ def test_means_over_runs_per_benchmark_and_level(judge):
         assert score["runs"] == pytest.approx(runs) and score["value"] == pytest.approx(mean)
         assert score["runs_error"] == pytest.approx(stdev(runs) / RUNS**0.5)
     gaia = found["sources"]["gaia"]
-    assert (gaia["prompts"], gaia["ended"], gaia["without_answer"], gaia["not_judged"]) == (3, 8, 1, 0)
+    assert (gaia["prompts"], gaia["ended"], gaia["without_answer"], gaia["not_judged"]) == (3, 9, 1, 0)
+    assert (gaia["asked"], gaia["failed"]) == (9, 0)  # the session that failed once was played again
     assert gaia["scores"]["exact match"]["value"] == 0.0  # what match alone would have said
     assert found["sources"]["webwalkerqa"]["scores"]["exact match"]["value"] == 1.0
     macro = [found["sources"][name]["scores"]["judged"]["value"] for name in ("gaia", "webwalkerqa")]
@@ -119,9 +117,10 @@ def test_means_over_runs_per_benchmark_and_level(judge):
 
 def test_an_answer_is_judged_once_and_no_answer_never(judge, judging, sessions):
     assert judge()[0] == 0
-    assert sorted(judging.asked) == ["0", "7", "8", "9", "it's seven", "seven", "seven"]  # "seven" to two questions
+    to_two_questions = ["seven", "seven"]
+    assert sorted(judging.asked) == ["0", "5", "7", "8", "9", "it's seven", *to_two_questions]
     verdicts = sessions.with_name("sessions.verdicts.jsonl").read_text().splitlines()
-    assert len(verdicts) == 1 + 10
+    assert len(verdicts) == 1 + 11
     before = len(judging.asked)
     assert judge()[0] == 0 and len(judging.asked) == before
 
@@ -144,7 +143,7 @@ def test_a_judge_that_is_away_ends_it(judge, judging, monkeypatch):
     code, told, found = judge("--concurrency", 1)
     assert code == 1 and judging.asked == ["seven", "seven"]
     assert "error: 2 judgements in a row failed" in told and "the same command goes on" in told
-    assert found["sources"]["gaia"]["not_judged"] == 7  # what there is is shown and written
+    assert found["sources"]["gaia"]["not_judged"] == 8  # what there is is shown and written
     code, told, _ = judge("--url", "http://127.0.0.1:9/v1", "--model", "other")
     assert code == 1 and "error: judge.urls: no server can judge" in told
 
@@ -152,12 +151,27 @@ def test_a_judge_that_is_away_ends_it(judge, judging, monkeypatch):
 @pytest.mark.parametrize("status", [400, None])
 def test_answers_that_have_no_verdict_do_not_pass_for_a_judge_that_is_away(judge, judging, status, monkeypatch):
     monkeypatch.setattr("verl_drmas.evaluation.judged.GIVE_UP", 2)
-    judging.broken, judging.status = {"0", "8", "9", "it's seven", "seven"}, status
+    judging.broken, judging.status = {"0", "5", "8", "9", "it's seven", "seven"}, status
     for _ in range(2):  # the second time nothing else is left
         code, told, found = judge("--concurrency", 1)
-        assert code == 1 and "7 answers couldn't be judged" in told
-        assert found["sources"]["webwalkerqa"]["not_judged"] == 0 and found["sources"]["gaia"]["not_judged"] == 7
+        assert code == 1 and "8 answers couldn't be judged" in told
+        assert found["sources"]["webwalkerqa"]["not_judged"] == 0 and found["sources"]["gaia"]["not_judged"] == 8
     assert {"7", "9"} <= set(judging.asked)
+
+
+def test_an_evaluation_that_is_not_finished_does_not_look_finished(judge, sessions, data):
+    header, *rest = (line for line in lines(data) if "weights" not in line)
+    found = {(line["run"], line["row"]): line for line in rest if line["run"] < 2}  # of the last run nothing
+    found[1, 2] = {**found[1, 2], "success": None, "failed": "timeout", "detail": ""}
+    asked = {"rows": 4, "samples": 1, "runs": RUNS}  # but it was asked for
+    found = [header, *({**line, "asked": asked} for line in found.values())]
+    sessions.write_text("".join(json.dumps(line) + "\n" for line in found))
+    code, told, numbers = judge()
+    assert code == 1 and "7 of 12 sessions ended (1 failed, 4 not played)" in told
+    gaia = numbers["sources"]["gaia"]
+    assert (numbers["runs"], gaia["asked"], gaia["ended"], gaia["failed"]) == (RUNS, 9, 5, 1)
+    # Runs 2/3 and 1/2, the mean of these: 58.3. Over prompts it would be (1 + 1/2 + 0) / 3.
+    assert re.search(r"gaia +│ judged +│ +66.7 │ +50.0 │ +- │ +58.3 ± 8.3 \(2 of 3 runs\)", told), told
 
 
 def test_other_data_another_judge_and_other_files_are_refused(judge, sessions, data, tmp_path):

@@ -38,7 +38,7 @@ def judge(
     """Judge the answers of an evaluation, and show each run, their mean and its standard error per benchmark and group.
 
     Each verdict is on the disk at once; the same command goes on where it stopped. An answer that couldn't be judged
-    is neither right nor wrong, and ends the command with status 1.
+    is neither right nor wrong, and ends the command with status 1; so does an evaluation that isn't finished.
     """
     try:
         from verl_drmas.data.parquet import whole_file
@@ -64,28 +64,33 @@ def judge(
         rows = read_files(data)
         for note in rows.notes:
             typer.echo(f"note: {note}", err=True)
-        found = read_sessions(sessions, rows)
+        played = read_sessions(sessions, rows)
         path = output or sessions.with_name(f"{sessions.stem}.verdicts.jsonl")
         with Verdicts(path.expanduser(), model, rows) as verdicts:
-            failed, silent = _judge(found, rows, EndpointJudge(settings, ANSWER), verdicts, concurrency)
-            numbers = {"judge": model, **summarise(found, rows, verdicts, tuple(by or ("level", "type")))}
+            failed, silent = _judge(played.ended, rows, EndpointJudge(settings, ANSWER), verdicts, concurrency)
+            numbers = {"judge": model, **summarise(played, rows, verdicts, tuple(by or ("level", "type")))}
         if summary is not None:
             with whole_file(summary.expanduser()) as partial:
                 partial.write_text(json.dumps(numbers, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except (ValueError, ImportError, OSError, JudgeProblem) as error:
         _refuse(error)
     _show(numbers)
+    if played.missing:
+        typer.echo(
+            f"{len(played.ended)} of {len(played.asked)} sessions ended ({len(played.failed)} failed, "
+            f"{played.missing - len(played.failed)} not played), and the scores rest on these alone; the same "
+            "verl-drmas eval goes on with the others",
+            err=True,
+        )
     if silent:
         typer.echo(f"error: {silent}", err=True)
-        raise typer.Exit(1)
-    if failed:
+    elif failed:
         typer.echo(f"{failed} answers couldn't be judged; the same command asks about them again", err=True)
+    if failed or played.missing:
         raise typer.Exit(1)
 
 
-def _judge(
-    sessions: dict[Any, Any], rows: Rows, judge: Judge, verdicts: Verdicts, concurrency: int
-) -> tuple[int, str]:
+def _judge(sessions: dict[Any, Any], rows: Rows, judge: Judge, verdicts: Verdicts, concurrency: int) -> tuple[int, str]:
     """Judge what is left, under a bar; returns how many answers couldn't be judged, and how the judge fell silent.
 
     Raises:
@@ -131,10 +136,10 @@ def _show(found: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(run_table(found))
     table = Table(title=f"what the verdicts of {found['judge']} rest on", title_justify="left")
-    for name in ("data source", "prompts", "ended sessions", "without answer", "not judged"):
+    for name in ("data source", "prompts", "sessions", "ended", "failed", "without answer", "not judged"):
         table.add_column(name, justify="left" if name == "data source" else "right")
     for source, block in found["sources"].items():
-        counts = (block[key] for key in ("prompts", "ended", "without_answer", "not_judged"))
+        counts = (block[key] for key in ("prompts", "asked", "ended", "failed", "without_answer", "not_judged"))
         table.add_row(source, *map(str, counts))
     console.print(table)
 

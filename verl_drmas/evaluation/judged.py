@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_drmas.evaluation.journal import Journal, digest
-from verl_drmas.evaluation.results import Place
+from verl_drmas.evaluation.results import Asked, Place
 from verl_drmas.evaluation.rows import Rows
 from verl_drmas.evaluation.score import Score, macro_average, score_source
 from verl_drmas.rewards.answer_rubric import ANSWER_RUBRIC
@@ -28,8 +28,29 @@ class JudgeSilent(RuntimeError):
     """Servers failed so many judgements in a row that they would fail more."""
 
 
-def read_sessions(path: Path, rows: Rows) -> dict[Place, dict[str, Any]]:
-    """The sessions of a file that came to an end, by place.
+@dataclass(frozen=True)
+class Played:
+    """The sessions of an evaluation.
+
+    Attributes:
+        ended: Those that came to an end, by place.
+        failed: Those that only failed so far.
+        asked: All that were asked for, by any of the commands that wrote the file; not all need have been played.
+    """
+
+    ended: dict[Place, dict[str, Any]]
+    failed: frozenset[Place]
+    asked: frozenset[Place]
+
+    @property
+    def missing(self) -> int:
+        """How many that were asked for didn't come to an end."""
+        return len(self.asked - self.ended.keys())
+
+
+def read_sessions(path: Path, rows: Rows) -> Played:
+    """The sessions of a file. One of an earlier version, which doesn't say what was asked for, is taken as if it were
+    all rows, in as many runs and samples as it has.
 
     Args:
         path: As `verl-drmas eval` wrote it; another process may still be writing.
@@ -56,24 +77,32 @@ def read_sessions(path: Path, rows: Rows) -> dict[Place, dict[str, Any]]:
         raise ValueError(f"{path}: is no file of sessions; give the --output of verl-drmas eval")
     order = measured.get("order of data", [*measured["data"]])  # a row's number counts over all files
     if measured["data"] != rows.files or order != [*rows.files]:
+        was = _named({name: measured["data"].get(name) for name in order})
         raise ValueError(
-            f"{path}: was played on {_named({name: measured['data'].get(name) for name in order})}, and the data given is {_named(rows.files)}; give the "
-            "same files, in the same order"
+            f"{path}: was played on {was}, and the data given is {_named(rows.files)}; give the same files, in the same "
+            "order"
         )
-    found = {}
+    ended, failed, asked = {}, set(), set()
     sources = rows.sources
     for number, line in enumerate(lines[1:], start=2):
-        if line.get("success") is not None:
+        if "weights" in line:
+            continue
+        place = Place(line["run"], line["row"], line["session"])
+        of = line.get("asked") or {"rows": len(rows.rows), "samples": place.session + 1, "runs": place.run + 1}
+        asked.add(Asked(**of))
+        if line["success"] is None:
+            failed.add(place)
+        else:
             source = sources[line["row"]] if line["row"] < len(sources) else None
             if line["data_source"] != source:
                 raise ValueError(
-                    f"{path}: line {number} is of row {line['row']} of {line['data_source']!r}, which in the data given "
-                    f"is of {source!r}; give the files that it was played on"
+                    f"{path}: line {number} is of row {line['row']} of {line['data_source']!r}, which in the data "
+                    f"given is of {source!r}; give the files that it was played on"
                 )
-            found[Place(line["run"], line["row"], line["session"])] = line
-    if not found:
+            ended[place] = line
+    if not ended:
         raise ValueError(f"{path}: no session came to an end; go on with verl-drmas eval")
-    return found
+    return Played(ended, frozenset(failed - ended.keys()), frozenset().union(*asked))
 
 
 class Verdicts:
@@ -177,7 +206,7 @@ def judge_sessions(
 
 
 def summarise(
-    sessions: Mapping[Place, Mapping[str, Any]],
+    played: Played,
     rows: Rows,
     verdicts: Verdicts,
     groups: Sequence[str] = ("level", "type"),
@@ -185,32 +214,35 @@ def summarise(
     """Shares of right answers per data source and per group of its questions, as plain data.
 
     Args:
-        sessions: By place.
+        played: The sessions.
         rows: The data.
         verdicts: Of the sessions.
         groups: Fields of `extra_info` whose values make groups; a source whose rows have just one value has none.
 
     Returns:
-        `runs`, `samples`, `sources` (for each `judged` and `exact match` as `score.Score` has it, `prompts`, `ended`
-        sessions, those without an answer and those not judged; groups are named `source, level 1`), `macro_average`.
+        `runs`, `samples`, `sources` (for each `judged` and `exact match` as `score.Score` has it, `prompts`, sessions
+        that were `asked` for, `ended` and `failed`, those without an answer and those not judged; groups are named
+        `source, level 1`), `macro_average`. Scores are of the sessions that ended.
     """
-    runs = 1 + max(place.run for place in sessions)
-    samples = 1 + max(place.session for place in sessions)
-    blocks: dict[str, list[tuple[Place, Mapping[str, Any]]]] = {}
-    wholes = list(dict.fromkeys(rows.sources))
+    runs = 1 + max(place.run for place in played.asked)
+    samples = 1 + max(place.session for place in played.asked)
+    parts: dict[str, set[int]] = {}  # numbers of rows
+    sources = rows.sources
+    asked = sorted({place.row for place in played.asked})
+    wholes = list(dict.fromkeys(sources[number] for number in asked))
     several = {(source, key): len(values) > 1 for source, key, values in _values(rows, groups)}
     for source in wholes:
-        mine = [(place, line) for place, line in sorted(sessions.items()) if rows.sources[place.row] == source]
-        if not mine:
-            continue
-        blocks[source] = mine
+        mine = [number for number in asked if sources[number] == source]
+        parts[source] = set(mine)
         for key in groups:
             if not several[source, key]:
                 continue
-            for value in sorted({_value(rows, place.row, key) for place, _ in mine}):
-                blocks[f"{source}, {key} {value}"] = [m for m in mine if _value(rows, m[0].row, key) == value]
+            for value in sorted({_value(rows, number, key) for number in mine}):
+                parts[f"{source}, {key} {value}"] = {n for n in mine if _value(rows, n, key) == value}
+    ended = sorted(played.ended.items())
+    blocks = {name: [(place, line) for place, line in ended if place.row in part] for name, part in parts.items()}
     scored = {name: _scores(block, verdicts, runs, samples) for name, block in blocks.items()}
-    measured = [scored[name] for name in wholes if name in blocks]
+    measured = [scored[name] for name in wholes]
     macro = macro_average(measured) if len(measured) > 1 else {}
     return {
         "runs": runs,
@@ -218,7 +250,9 @@ def summarise(
         "sources": {
             name: {
                 "prompts": len({place.row for place, _ in block}),
+                "asked": sum(place.row in parts[name] for place in played.asked),
                 "ended": len(block),
+                "failed": sum(place.row in parts[name] for place in played.failed),
                 "without_answer": sum(line["answer"] is None for _, line in block),
                 "not_judged": sum(verdicts.get(line) is None for _, line in block),
                 "scores": {key: asdict(score) for key, score in scored[name].items()},
