@@ -70,6 +70,8 @@ TEAM = {
     "drmas.workflow.main": {"format": 0.1, "correct": 0.9},
     "drmas.workflow.sub": {"format": 0.1, "outcome": 0.4, "judge": 0.5},
     "drmas.workflow.judge.kind": "endpoint",
+    "drmas.workflow.judge.max_tokens": 4096,  # a helper that thinks
+    "drmas.workflow.tools.reason.max_tokens": 8192,
     "drmas.workflow.main_tools": ["reason"],
     "drmas.workflow.subs.searcher.tools": ["search", "visit"],
     "drmas.workflow.max_turns": 20,

@@ -79,8 +79,8 @@ def read_sessions(path: Path, rows: Rows) -> Played:
     if measured["data"] != rows.files or order != [*rows.files]:
         was = _named({name: measured["data"].get(name) for name in order})
         raise ValueError(
-            f"{path}: was played on {was}, and the data given is {_named(rows.files)}; give the same files, in the same "
-            "order"
+            f"{path}: was played on {was}, and the data given is {_named(rows.files)}; give the same files, in the "
+            "same order"
         )
     ended, failed, asked = {}, set(), set()
     sources = rows.sources
