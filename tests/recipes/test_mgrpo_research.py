@@ -59,6 +59,7 @@ VALUES = {
     f"{A}.rollout.tensor_model_parallel_size": 4,
     # ours
     "data.train_batch_size": 32,
+    "data.apply_chat_template_kwargs": {"enable_thinking": False},
     f"{A}.actor.ppo_mini_batch_size": 32,  # one update a step
     f"{A}.actor.use_dynamic_bsz": True,
     f"{A}.actor.ppo_max_token_len_per_gpu": 32768,
