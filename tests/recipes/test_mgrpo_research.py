@@ -75,6 +75,7 @@ TEAM = {
     "drmas.workflow.tools.reason.max_tokens": 8192,
     "drmas.workflow.main_tools": ["reason"],
     "drmas.workflow.subs.searcher.tools": ["search", "visit"],
+    "drmas.workflow.tools.visit.characters": 12000,  # so that several pages fit a trajectory
     "drmas.workflow.max_turns": 20,
     "drmas.workflow.subs.searcher.max_turns": 20,
     "drmas.workflow.max_depth": 1,
