@@ -26,13 +26,15 @@ from verl.utils.import_utils import load_extern_object
 from recipes.mgrpo_research import run as recipe
 from recipes.mgrpo_research.run import ARMS, STUDY, ResearchCell, plan
 from verl_drmas.check import build_workflow, prepare_keys, validate_with_verl
+from verl_drmas.config import ConfigError
 from verl_drmas.pair.facts import read
-from verl_drmas.pair.jobs import check_fit
+from verl_drmas.pair.jobs import GPUS, check_fit, split_gpus
 from verl_drmas.study.cells import SINGLE, megatron
 from verl_drmas.study.launch import PairLaunch
 from verl_drmas.trainer.contract import check_terms, terms
 
 A = "actor_rollout_ref"
+CONFIGS = Path(__file__).parents[2] / "configs"
 START = Path("/start")
 STORE = "sqlite:///store.db"
 # The store, which `verl-drmas pair` sets where the user doesn't.
@@ -268,6 +270,19 @@ def test_the_two_jobs_of_a_pair_fit():
     assert {str(config.trainer.experiment_name) for config in (main, sub)} == {
         f"qwen3_30b_a3b_co_train_stage2_pair_mgrpo_seed7_{job}" for job in ("main", "sub")
     }
+
+
+def test_smaller_pairs_fit_one_machine_and_the_papers_does_not():
+    eight = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    small = launched(research("co_train", "1", size="8b", mapping="pair"), ["trainer.n_gpus_per_node=4"])
+    jobs = {"main": small.main, "sub": small.sub}
+    main, sub = (read(compose(job.config, [*job.overrides, *STORES[name]])) for name, job in jobs.items())
+    check_fit(main, sub, one_machine=True)
+    assert split_gpus(main, sub, eight) == ({GPUS: "0,1,2,3"}, {GPUS: "4,5,6,7"})
+    assert OmegaConf.load(CONFIGS / "drmas_model" / "qwen3_4b.yaml").trainer.n_gpus_per_node == 4  # as it is
+    (main, _), (sub, _) = (jobs_of(research("co_train", "2", mapping="pair"))[name] for name in jobs)
+    with pytest.raises(ConfigError, match="trainer.nnodes is 4, and a pair is started on one machine"):
+        check_fit(read(main), read(sub), one_machine=True)
 
 
 def test_the_users_own_overrides_reach_both_jobs_and_win():
