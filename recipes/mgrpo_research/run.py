@@ -140,6 +140,11 @@ def plan(
     arm = ARMS[cell.arm]
     known_or_refuse(f"--mapping (with --arm {cell.arm})", cell.mapping, arm.mappings)
     known_or_refuse(f"--stage (with --arm {cell.arm})", cell.stage, arm.stages)
+    if cell.arm == "unaligned" and cell.estimator != "mgrpo":
+        raise ConfigError(
+            f"--estimator (with --arm unaligned) is {cell.estimator!r}; known: mgrpo, the one that has an alignment to "
+            "leave out"
+        )
     if cell.stage == "2" and start is None:
         raise ConfigError(
             "--start is missing: stage 2 goes on from stage 1; give the folder that `verl-drmas export` wrote of its "

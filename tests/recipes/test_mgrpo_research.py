@@ -314,6 +314,7 @@ def test_names_of_runs_differ():
         (["--size", "7b"], "--size is '7b'; known: 30b, 4b, 8b"),
         (["--variant", "dapo"], "--variant is 'dapo'; known: gspo"),
         (["--estimator", "grpo"], r"--estimator .* is 'grpo'; did you mean 'mgrpo'"),
+        (["--arm", "unaligned", "--estimator", "drmas"], r"--estimator \(with --arm unaligned\) is 'drmas'; known: mgrpo"),
         (["--list", "figure9"], "--list is 'figure9'; did you mean 'figure"),
     ],
 )
