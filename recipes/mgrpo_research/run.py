@@ -210,6 +210,20 @@ def _from_stage_1(mapping: str, start: Path) -> list[tuple[str, str]]:
     return [("", override) for override in each.values()]
 
 
+def check_start(start: Path, mapping: str) -> None:
+    """Look whether a run that starts from stage 1 finds its models.
+
+    Raises:
+        ConfigError: One isn't there; names option, folder and fix.
+    """
+    for name in ("main",) if mapping in (SINGLE, "shared") else ("main", "sub"):
+        if not (start / name / "config.json").is_file():
+            raise ConfigError(
+                f"--start is {str(start)!r}, and {name}/config.json isn't there; give the folder that `verl-drmas "
+                f"export` wrote (its --out), with a model in {name}"
+            )
+
+
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Further Hydra overrides for verl.")] = None,
     arm: Annotated[str, typer.Option(help="co_train (M-GRPO), single, main_only or unaligned.")] = "co_train",
@@ -264,6 +278,8 @@ def main(
             start=start,
             further=overrides or [],
         )
+        if start is not None and not dry_run:
+            check_start(start, mapping)
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None

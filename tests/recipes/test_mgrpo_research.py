@@ -281,7 +281,7 @@ def test_smaller_pairs_fit_one_machine_and_the_papers_does_not():
     assert split_gpus(main, sub, eight) == ({GPUS: "0,1,2,3"}, {GPUS: "4,5,6,7"})
     assert OmegaConf.load(CONFIGS / "drmas_model" / "qwen3_4b.yaml").trainer.n_gpus_per_node == 4  # as it is
     (main, _), (sub, _) = (jobs_of(research("co_train", "2", mapping="pair"))[name] for name in jobs)
-    with pytest.raises(ConfigError, match="trainer.nnodes is 4, and a pair is started on one machine"):
+    with pytest.raises(ConfigError, match=r"trainer\.nnodes is 4, and a pair is started on one machine"):
         check_fit(read(main), read(sub), one_machine=True)
 
 
@@ -314,7 +314,10 @@ def test_names_of_runs_differ():
         (["--size", "7b"], "--size is '7b'; known: 30b, 4b, 8b"),
         (["--variant", "dapo"], "--variant is 'dapo'; known: gspo"),
         (["--estimator", "grpo"], r"--estimator .* is 'grpo'; did you mean 'mgrpo'"),
-        (["--arm", "unaligned", "--estimator", "drmas"], r"--estimator \(with --arm unaligned\) is 'drmas'; known: mgrpo"),
+        (
+            ["--arm", "unaligned", "--estimator", "drmas"],
+            r"--estimator \(with --arm unaligned\) is 'drmas'; known",
+        ),
         (["--list", "figure9"], "--list is 'figure9'; did you mean 'figure"),
     ],
 )
@@ -327,6 +330,37 @@ def test_a_run_that_is_none_is_refused_in_one_line(options, message):
     result = CliRunner().invoke(app, [*options, "--dry-run"])
     assert result.exit_code == 2 and re.search(message, result.output), result.output
     assert result.output.count("\n") == 1
+
+
+def test_a_start_without_its_models_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    from typer import Typer
+    from typer.testing import CliRunner
+
+    became = []
+    monkeypatch.setattr("verl_drmas.study.launch.os.execv", lambda path, command: became.append(command))
+    app = Typer()
+    app.command()(recipe.main)
+
+    def started(*options):
+        more = ["--stage", "2", "--start", str(tmp_path), "--runs", str(tmp_path / "runs"), *options]
+        return CliRunner().invoke(app, more)
+
+    def put(model):
+        (tmp_path / model).mkdir()
+        (tmp_path / model / "config.json").write_text("{}")
+
+    def refused(model, *options):
+        result = started(*options)
+        told = f"--start is {str(tmp_path)!r}, and {model}/config.json isn't there"
+        assert result.exit_code == 2 and told in result.output and result.output.count("\n") == 1
+
+    refused("main", "--mapping", "shared")
+    put("main")
+    refused("sub", "--arm", "main_only")
+    assert became == []
+    assert started("--dry-run").exit_code == 0 and started("--arm", "single").exit_code == 0
+    put("sub")
+    assert started("--mapping", "pair").exit_code == 0 and len(became) == 2
 
 
 def test_start_becomes_the_pair(tmp_path, monkeypatch):
