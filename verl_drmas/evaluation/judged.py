@@ -17,6 +17,7 @@ from verl_drmas.evaluation.journal import Journal, digest
 from verl_drmas.evaluation.results import Asked, Place
 from verl_drmas.evaluation.rows import Rows
 from verl_drmas.evaluation.score import Score, macro_average, score_source
+from verl_drmas.evaluation.workflow import task_of
 from verl_drmas.rewards.answer_rubric import ANSWER_RUBRIC
 from verl_drmas.rewards.judge import Judge, JudgeRequest
 
@@ -179,10 +180,9 @@ def judge_sessions(
     async def work() -> None:
         nonlocal failed, in_a_row
         for line in waiting:
-            row = rows.rows[line["row"]]
-            question = next(m["content"] for m in reversed(row["prompt"]) if m["role"] == "user")
-            gold = row["reward_model"]["ground_truth"]
-            judgement = await judge.score(JudgeRequest(question, "", result=str(line["answer"]), gold=gold))
+            task = task_of(rows.rows[line["row"]], line["session"])
+            asked = JudgeRequest(task.question, "", result=str(line["answer"]), gold=task.answer)
+            judgement = await judge.score(asked)
             judged = judgement.score is not None
             if judged:
                 verdicts.add(line, judgement.score, judgement.reason)
