@@ -238,3 +238,20 @@ def test_a_rebuilt_data_file_does_not_take_over_verdicts(judge, judging, session
     code, told, _ = judge()
     assert code == 1 and "verdicts.jsonl: holds sessions of another data.rows.parquet" in told
     assert len(judging.asked) == asked
+
+
+def test_plain_rows_are_read_as_the_evaluation_read_them(judge, judging, tmp_path):
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text(json.dumps({"asked": "How many?", "known": "7", "answer": "8"}) + "\n")
+    keys = {"question_key": "asked", "answer_key": "known"}
+    path = tmp_path / "played.jsonl"
+    played = [
+        {"measured": read_files([plain], kind="search", **keys).measured()},
+        {"run": 0, "row": 0, "session": 0, "data_source": "plain", "success": 0.0, "answer": "seven"},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in played))
+    options = ["--kind", "search", "--question-key", "asked", "--answer-key", "known"]
+    code, told, found = judge(*options, sessions=path, data=plain)
+    assert code == 0 and found["sources"]["plain"]["scores"]["judged"]["value"] == 1.0, told
+    code, told, _ = judge("--kind", "maths", sessions=path, data=plain)
+    assert code == 1 and "--kind is 'maths'; choose auto, math or search" in told

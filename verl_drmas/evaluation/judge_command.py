@@ -34,6 +34,9 @@ def judge(
         list[str] | None, typer.Option(help="Field of extra_info that groups questions; default level and type.")
     ] = None,
     summary: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers there.")] = None,
+    kind: Annotated[str, typer.Option(help="How plain rows are read, as verl-drmas eval was told.")] = "auto",
+    question_key: Annotated[str | None, typer.Option(help="Column of the question in plain rows; likewise.")] = None,
+    answer_key: Annotated[str | None, typer.Option(help="Column of the answer in plain rows; likewise.")] = None,
 ) -> None:
     """Judge the answers of an evaluation, and show each run, their mean and its standard error per benchmark and group.
 
@@ -61,7 +64,9 @@ def judge(
             concurrency=concurrency,
             requests_per_minute=requests_per_minute,
         )
-        rows = read_files(data)
+        if kind not in ("auto", "math", "search"):
+            raise ValueError(f"--kind is {kind!r}; choose auto, math or search")
+        rows = read_files(data, kind=kind, question_key=question_key, answer_key=answer_key)
         for note in rows.notes:
             typer.echo(f"note: {note}", err=True)
         played = read_sessions(sessions, rows)
