@@ -143,9 +143,10 @@ def test_a_judge_that_is_away_ends_it(judge, judging, monkeypatch):
     code, told, found = judge("--concurrency", 1)
     assert code == 1 and judging.asked == ["seven", "seven"]
     assert "error: 2 judgements in a row failed" in told and "the same command goes on" in told
+    assert "check --api-key-env" in told and "judge.api_key_env" not in told
     assert found["sources"]["gaia"]["not_judged"] == 8  # what there is is shown and written
     code, told, _ = judge("--url", "http://127.0.0.1:9/v1", "--model", "other")
-    assert code == 1 and "error: judge.urls: no server can judge" in told
+    assert code == 1 and "error: --url: no server can judge" in told and "judge." not in told
 
 
 @pytest.mark.parametrize("status", [400, None])

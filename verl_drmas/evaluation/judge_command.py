@@ -49,7 +49,7 @@ def judge(
         from verl_drmas.evaluation.rows import read_files
         from verl_drmas.rewards.answer_rubric import ANSWER
         from verl_drmas.rewards.judge import JudgeProblem, JudgeSettings
-        from verl_drmas.rewards.judge_endpoint import EndpointJudge
+        from verl_drmas.rewards.judge_endpoint import EndpointJudge, Names
     except ImportError as error:
         _refuse(ImportError(f"{error}; pip install 'verl-drmas[search]'"))
     try:
@@ -72,7 +72,9 @@ def judge(
         played = read_sessions(sessions, rows)
         path = output or sessions.with_name(f"{sessions.stem}.verdicts.jsonl")
         with Verdicts(path.expanduser(), model, rows) as verdicts:
-            failed, silent = _judge(played.ended, rows, EndpointJudge(settings, ANSWER), verdicts, concurrency)
+            names = Names("--url", "--model", "--api-key-env", "start one, or correct the address")
+            asked = EndpointJudge(settings, ANSWER, names)
+            failed, silent = _judge(played.ended, rows, asked, verdicts, concurrency)
             numbers = {"judge": model, **summarise(played, rows, verdicts, tuple(by or ("level", "type")))}
         if summary is not None:
             with whole_file(summary.expanduser()) as partial:
