@@ -140,6 +140,11 @@ def plan(
     arm = ARMS[cell.arm]
     known_or_refuse(f"--mapping (with --arm {cell.arm})", cell.mapping, arm.mappings)
     known_or_refuse(f"--stage (with --arm {cell.arm})", cell.stage, arm.stages)
+    if cell.arm == "unaligned" and cell.estimator != "mgrpo":
+        raise ConfigError(
+            f"--estimator (with --arm unaligned) is {cell.estimator!r}; known: mgrpo, the one that has an alignment to "
+            "leave out"
+        )
     if cell.stage == "2" and start is None:
         raise ConfigError(
             "--start is missing: stage 2 goes on from stage 1; give the folder that `verl-drmas export` wrote of its "
@@ -205,6 +210,20 @@ def _from_stage_1(mapping: str, start: Path) -> list[tuple[str, str]]:
     return [("", override) for override in each.values()]
 
 
+def check_start(start: Path, mapping: str) -> None:
+    """Look whether a run that starts from stage 1 finds its models.
+
+    Raises:
+        ConfigError: One isn't there; names option, folder and fix.
+    """
+    for name in ("main",) if mapping in (SINGLE, "shared") else ("main", "sub"):
+        if not (start / name / "config.json").is_file():
+            raise ConfigError(
+                f"--start is {str(start)!r}, and {name}/config.json isn't there; give the folder that `verl-drmas "
+                f"export` wrote (its --out), with a model in {name}"
+            )
+
+
 def main(
     overrides: Annotated[list[str] | None, typer.Argument(help="Further Hydra overrides for verl.")] = None,
     arm: Annotated[str, typer.Option(help="co_train (M-GRPO), single, main_only or unaligned.")] = "co_train",
@@ -259,6 +278,8 @@ def main(
             start=start,
             further=overrides or [],
         )
+        if start is not None and not dry_run:
+            check_start(start, mapping)
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None

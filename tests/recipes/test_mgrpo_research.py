@@ -26,13 +26,15 @@ from verl.utils.import_utils import load_extern_object
 from recipes.mgrpo_research import run as recipe
 from recipes.mgrpo_research.run import ARMS, STUDY, ResearchCell, plan
 from verl_drmas.check import build_workflow, prepare_keys, validate_with_verl
+from verl_drmas.config import ConfigError
 from verl_drmas.pair.facts import read
-from verl_drmas.pair.jobs import check_fit
+from verl_drmas.pair.jobs import GPUS, check_fit, split_gpus
 from verl_drmas.study.cells import SINGLE, megatron
 from verl_drmas.study.launch import PairLaunch
 from verl_drmas.trainer.contract import check_terms, terms
 
 A = "actor_rollout_ref"
+CONFIGS = Path(__file__).parents[2] / "configs"
 START = Path("/start")
 STORE = "sqlite:///store.db"
 # The store, which `verl-drmas pair` sets where the user doesn't.
@@ -59,6 +61,7 @@ VALUES = {
     f"{A}.rollout.tensor_model_parallel_size": 4,
     # ours
     "data.train_batch_size": 32,
+    "data.apply_chat_template_kwargs": {"enable_thinking": False},
     f"{A}.actor.ppo_mini_batch_size": 32,  # one update a step
     f"{A}.actor.use_dynamic_bsz": True,
     f"{A}.actor.ppo_max_token_len_per_gpu": 32768,
@@ -70,8 +73,11 @@ TEAM = {
     "drmas.workflow.main": {"format": 0.1, "correct": 0.9},
     "drmas.workflow.sub": {"format": 0.1, "outcome": 0.4, "judge": 0.5},
     "drmas.workflow.judge.kind": "endpoint",
+    "drmas.workflow.judge.max_tokens": 4096,  # a helper that thinks
+    "drmas.workflow.tools.reason.max_tokens": 8192,
     "drmas.workflow.main_tools": ["reason"],
     "drmas.workflow.subs.searcher.tools": ["search", "visit"],
+    "drmas.workflow.tools.visit.characters": 12000,  # so that several pages fit a trajectory
     "drmas.workflow.max_turns": 20,
     "drmas.workflow.subs.searcher.max_turns": 20,
     "drmas.workflow.max_depth": 1,
@@ -266,6 +272,19 @@ def test_the_two_jobs_of_a_pair_fit():
     }
 
 
+def test_smaller_pairs_fit_one_machine_and_the_papers_does_not():
+    eight = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    small = launched(research("co_train", "1", size="8b", mapping="pair"), ["trainer.n_gpus_per_node=4"])
+    jobs = {"main": small.main, "sub": small.sub}
+    main, sub = (read(compose(job.config, [*job.overrides, *STORES[name]])) for name, job in jobs.items())
+    check_fit(main, sub, one_machine=True)
+    assert split_gpus(main, sub, eight) == ({GPUS: "0,1,2,3"}, {GPUS: "4,5,6,7"})
+    assert OmegaConf.load(CONFIGS / "drmas_model" / "qwen3_4b.yaml").trainer.n_gpus_per_node == 4  # as it is
+    (main, _), (sub, _) = (jobs_of(research("co_train", "2", mapping="pair"))[name] for name in jobs)
+    with pytest.raises(ConfigError, match=r"trainer\.nnodes is 4, and a pair is started on one machine"):
+        check_fit(read(main), read(sub), one_machine=True)
+
+
 def test_the_users_own_overrides_reach_both_jobs_and_win():
     run = launched(research("co_train", "1", mapping="pair"), ["data.seed=3"])
     for job in (run.main, run.sub):
@@ -295,6 +314,10 @@ def test_names_of_runs_differ():
         (["--size", "7b"], "--size is '7b'; known: 30b, 4b, 8b"),
         (["--variant", "dapo"], "--variant is 'dapo'; known: gspo"),
         (["--estimator", "grpo"], r"--estimator .* is 'grpo'; did you mean 'mgrpo'"),
+        (
+            ["--arm", "unaligned", "--estimator", "drmas"],
+            r"--estimator \(with --arm unaligned\) is 'drmas'; known",
+        ),
         (["--list", "figure9"], "--list is 'figure9'; did you mean 'figure"),
     ],
 )
@@ -307,6 +330,37 @@ def test_a_run_that_is_none_is_refused_in_one_line(options, message):
     result = CliRunner().invoke(app, [*options, "--dry-run"])
     assert result.exit_code == 2 and re.search(message, result.output), result.output
     assert result.output.count("\n") == 1
+
+
+def test_a_start_without_its_models_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    from typer import Typer
+    from typer.testing import CliRunner
+
+    became = []
+    monkeypatch.setattr("verl_drmas.study.launch.os.execv", lambda path, command: became.append(command))
+    app = Typer()
+    app.command()(recipe.main)
+
+    def started(*options):
+        more = ["--stage", "2", "--start", str(tmp_path), "--runs", str(tmp_path / "runs"), *options]
+        return CliRunner().invoke(app, more)
+
+    def put(model):
+        (tmp_path / model).mkdir()
+        (tmp_path / model / "config.json").write_text("{}")
+
+    def refused(model, *options):
+        result = started(*options)
+        told = f"--start is {str(tmp_path)!r}, and {model}/config.json isn't there"
+        assert result.exit_code == 2 and told in result.output and result.output.count("\n") == 1
+
+    refused("main", "--mapping", "shared")
+    put("main")
+    refused("sub", "--arm", "main_only")
+    assert became == []
+    assert started("--dry-run").exit_code == 0 and started("--arm", "single").exit_code == 0
+    put("sub")
+    assert started("--mapping", "pair").exit_code == 0 and len(became) == 2
 
 
 def test_start_becomes_the_pair(tmp_path, monkeypatch):

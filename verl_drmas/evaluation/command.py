@@ -111,7 +111,7 @@ def evaluate(
         for note in rows.notes:
             typer.echo(f"note: {note}", err=True)
         asked = Asked(min(limit or len(rows.rows), len(rows.rows)), samples, runs)
-        measured = {**team.measured(), "seed": seed, "data": rows.files, "order of data": [*rows.files]}
+        measured = {**team.measured(), "seed": seed, **rows.measured()}
         with Results(output.expanduser(), measured, asked, texts=texts, concurrency=concurrency) as results:
             _play(team, rows.rows, results, seed=seed, timeout=timeout)
             currency = price_file.currency if price_file else ""

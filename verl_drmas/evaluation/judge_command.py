@@ -34,11 +34,14 @@ def judge(
         list[str] | None, typer.Option(help="Field of extra_info that groups questions; default level and type.")
     ] = None,
     summary: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers there.")] = None,
+    kind: Annotated[str, typer.Option(help="How plain rows are read, as verl-drmas eval was told.")] = "auto",
+    question_key: Annotated[str | None, typer.Option(help="Column of the question in plain rows; likewise.")] = None,
+    answer_key: Annotated[str | None, typer.Option(help="Column of the answer in plain rows; likewise.")] = None,
 ) -> None:
     """Judge the answers of an evaluation, and show each run, their mean and its standard error per benchmark and group.
 
     Each verdict is on the disk at once; the same command goes on where it stopped. An answer that couldn't be judged
-    is neither right nor wrong, and ends the command with status 1.
+    is neither right nor wrong, and ends the command with status 1; so does an evaluation that isn't finished.
     """
     try:
         from verl_drmas.data.parquet import whole_file
@@ -46,7 +49,7 @@ def judge(
         from verl_drmas.evaluation.rows import read_files
         from verl_drmas.rewards.answer_rubric import ANSWER
         from verl_drmas.rewards.judge import JudgeProblem, JudgeSettings
-        from verl_drmas.rewards.judge_endpoint import EndpointJudge
+        from verl_drmas.rewards.judge_endpoint import EndpointJudge, Names
     except ImportError as error:
         _refuse(ImportError(f"{error}; pip install 'verl-drmas[search]'"))
     try:
@@ -61,30 +64,43 @@ def judge(
             concurrency=concurrency,
             requests_per_minute=requests_per_minute,
         )
-        rows = read_files(data)
+        if kind not in ("auto", "math", "search"):
+            raise ValueError(f"--kind is {kind!r}; choose auto, math or search")
+        rows = read_files(data, kind=kind, question_key=question_key, answer_key=answer_key)
         for note in rows.notes:
             typer.echo(f"note: {note}", err=True)
-        found = read_sessions(sessions, rows)
+        played = read_sessions(sessions, rows)
         path = output or sessions.with_name(f"{sessions.stem}.verdicts.jsonl")
-        with Verdicts(path.expanduser(), model) as verdicts:
-            failed = _judge(found, rows, EndpointJudge(settings, ANSWER), verdicts, concurrency)
-            numbers = {"judge": model, **summarise(found, rows, verdicts, tuple(by or ("level", "type")))}
+        with Verdicts(path.expanduser(), model, rows) as verdicts:
+            names = Names("--url", "--model", "--api-key-env", "start one, or correct the address")
+            asked = EndpointJudge(settings, ANSWER, names)
+            failed, silent = _judge(played.ended, rows, asked, verdicts, concurrency)
+            numbers = {"judge": model, **summarise(played, rows, verdicts, tuple(by or ("level", "type")))}
         if summary is not None:
             with whole_file(summary.expanduser()) as partial:
                 partial.write_text(json.dumps(numbers, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except (ValueError, ImportError, OSError, JudgeProblem) as error:
         _refuse(error)
     _show(numbers)
-    if failed:
+    if played.missing:
+        typer.echo(
+            f"{len(played.ended)} of {len(played.asked)} sessions ended ({len(played.failed)} failed, "
+            f"{played.missing - len(played.failed)} not played), and the scores rest on these alone; the same "
+            "verl-drmas eval goes on with the others",
+            err=True,
+        )
+    if silent:
+        typer.echo(f"error: {silent}", err=True)
+    elif failed:
         typer.echo(f"{failed} answers couldn't be judged; the same command asks about them again", err=True)
+    if failed or played.missing:
         raise typer.Exit(1)
 
 
-def _judge(sessions: dict[Any, Any], rows: Rows, judge: Judge, verdicts: Verdicts, concurrency: int) -> int:
-    """Judge what is left, under a bar; returns how many answers couldn't be judged.
+def _judge(sessions: dict[Any, Any], rows: Rows, judge: Judge, verdicts: Verdicts, concurrency: int) -> tuple[int, str]:
+    """Judge what is left, under a bar; returns how many answers couldn't be judged, and how the judge fell silent.
 
     Raises:
-        ValueError: The judge stopped answering.
         JudgeProblem: It can't be reached.
     """
     from rich.console import Console
@@ -94,14 +110,14 @@ def _judge(sessions: dict[Any, Any], rows: Rows, judge: Judge, verdicts: Verdict
 
     left = sum(verdicts.get(line) is None for line in sessions.values())
     if not left:
-        return 0
+        return 0, ""
     judge.check()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))
     bar = progress.add_task("answers", total=left)
     try:
         with progress:
-            return judge_sessions(
+            failed = judge_sessions(
                 sessions,
                 rows,
                 judge,
@@ -109,8 +125,10 @@ def _judge(sessions: dict[Any, Any], rows: Rows, judge: Judge, verdicts: Verdict
                 concurrency=concurrency,
                 on_end=lambda judged: progress.advance(bar, judged),
             )
+        return failed, ""
     except JudgeSilent as error:
-        raise ValueError(f"{error}; verdicts are kept in {verdicts.journal.path}: the same command goes on") from error
+        left = sum(verdicts.get(line) is None for line in sessions.values())
+        return left, f"{error}; verdicts are kept in {verdicts.journal.path}: the same command goes on"
     except KeyboardInterrupt:
         typer.echo(f"stopped; verdicts are kept in {verdicts.journal.path}", err=True)
         raise typer.Exit(130) from None
@@ -125,10 +143,10 @@ def _show(found: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(run_table(found))
     table = Table(title=f"what the verdicts of {found['judge']} rest on", title_justify="left")
-    for name in ("data source", "prompts", "ended sessions", "without answer", "not judged"):
+    for name in ("data source", "prompts", "sessions", "ended", "failed", "without answer", "not judged"):
         table.add_column(name, justify="left" if name == "data source" else "right")
     for source, block in found["sources"].items():
-        counts = (block[key] for key in ("prompts", "ended", "without_answer", "not_judged"))
+        counts = (block[key] for key in ("prompts", "asked", "ended", "failed", "without_answer", "not_judged"))
         table.add_row(source, *map(str, counts))
     console.print(table)
 

@@ -9,27 +9,49 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_drmas.evaluation.journal import Journal, digest
-from verl_drmas.evaluation.results import Place
+from verl_drmas.evaluation.results import Asked, Place
 from verl_drmas.evaluation.rows import Rows
 from verl_drmas.evaluation.score import Score, macro_average, score_source
+from verl_drmas.evaluation.workflow import task_of
 from verl_drmas.rewards.answer_rubric import ANSWER_RUBRIC
 from verl_drmas.rewards.judge import Judge, JudgeRequest
 
 JUDGED, MATCHED = "judged", "exact match"
-GIVE_UP = 8  # failed judgements in a row
+GIVE_UP = 8  # judgements in a row that servers failed
 
 
 class JudgeSilent(RuntimeError):
-    """So many judgements failed in a row that more would fail too."""
+    """Servers failed so many judgements in a row that they would fail more."""
 
 
-def read_sessions(path: Path, rows: Rows) -> dict[Place, dict[str, Any]]:
-    """The sessions of a file that came to an end, by place.
+@dataclass(frozen=True)
+class Played:
+    """The sessions of an evaluation.
+
+    Attributes:
+        ended: Those that came to an end, by place.
+        failed: Those that only failed so far.
+        asked: All that were asked for, by any of the commands that wrote the file; not all need have been played.
+    """
+
+    ended: dict[Place, dict[str, Any]]
+    failed: frozenset[Place]
+    asked: frozenset[Place]
+
+    @property
+    def missing(self) -> int:
+        """How many that were asked for didn't come to an end."""
+        return len(self.asked - self.ended.keys())
+
+
+def read_sessions(path: Path, rows: Rows) -> Played:
+    """The sessions of a file. One of an earlier version, which doesn't say what was asked for, is taken as if it were
+    all rows, in as many runs and samples as it has.
 
     Args:
         path: As `verl-drmas eval` wrote it; another process may still be writing.
@@ -54,18 +76,34 @@ def read_sessions(path: Path, rows: Rows) -> dict[Place, dict[str, Any]]:
     measured = lines[0].get("measured") if isinstance(lines[0], dict) else None
     if not isinstance(measured, dict) or "data" not in measured:
         raise ValueError(f"{path}: is no file of sessions; give the --output of verl-drmas eval")
-    if measured["data"] != rows.files:
+    order = measured.get("order of data", [*measured["data"]])  # a row's number counts over all files
+    if measured["data"] != rows.files or order != [*rows.files]:
+        was = _named({name: measured["data"].get(name) for name in order})
         raise ValueError(
-            f"{path}: was played on {_named(measured['data'])}, and the data given is {_named(rows.files)}; give the "
-            "same files, in the same order"
+            f"{path}: was played on {was}, and the data given is {_named(rows.files)}; give the same files, in the "
+            "same order"
         )
-    found = {}
-    for line in lines[1:]:
-        if line.get("success") is not None:
-            found[Place(line["run"], line["row"], line["session"])] = line
-    if not found:
+    ended, failed, asked = {}, set(), set()
+    sources = rows.sources
+    for number, line in enumerate(lines[1:], start=2):
+        if "weights" in line:
+            continue
+        place = Place(line["run"], line["row"], line["session"])
+        of = line.get("asked") or {"rows": len(rows.rows), "samples": place.session + 1, "runs": place.run + 1}
+        asked.add(Asked(**of))
+        if line["success"] is None:
+            failed.add(place)
+        else:
+            source = sources[line["row"]] if line["row"] < len(sources) else None
+            if line["data_source"] != source:
+                raise ValueError(
+                    f"{path}: line {number} is of row {line['row']} of {line['data_source']!r}, which in the data "
+                    f"given is of {source!r}; give the files that it was played on"
+                )
+            ended[place] = line
+    if not ended:
         raise ValueError(f"{path}: no session came to an end; go on with verl-drmas eval")
-    return found
+    return Played(ended, frozenset(failed - ended.keys()), frozenset().union(*asked))
 
 
 class Verdicts:
@@ -74,13 +112,15 @@ class Verdicts:
     Args:
         path: The file; made where there is none.
         judge: Name of the judging model; verdicts of another one are refused.
+        rows: The data; verdicts on other questions or golds are refused.
 
     Raises:
         ValueError: As `Journal` says it.
     """
 
-    def __init__(self, path: Path, judge: str):
-        self.journal = Journal(path, {"judge": judge, "rubric": digest([ANSWER_RUBRIC])})
+    def __init__(self, path: Path, judge: str, rows: Rows):
+        header = {"judge": judge, "rubric": digest([ANSWER_RUBRIC]), **rows.measured()}
+        self.journal = Journal(path, header)
         self._of = {self._key(line): float(line["right"]) for line in self.journal.lines}
 
     def get(self, session: Mapping[str, Any]) -> float | None:
@@ -131,7 +171,8 @@ def judge_sessions(
         How many answers could not be judged.
 
     Raises:
-        JudgeSilent: `GIVE_UP` in a row could not. Verdicts are kept.
+        JudgeSilent: Servers failed `GIVE_UP` in a row. Verdicts are kept. An answer that a judge that is there has no
+            verdict on doesn't count: a file may have nothing else left.
     """
     waiting = iter([line for _, line in sorted(sessions.items()) if verdicts.get(line) is None])
     failed = in_a_row = 0
@@ -139,14 +180,13 @@ def judge_sessions(
     async def work() -> None:
         nonlocal failed, in_a_row
         for line in waiting:
-            row = rows.rows[line["row"]]
-            question = next(m["content"] for m in reversed(row["prompt"]) if m["role"] == "user")
-            gold = row["reward_model"]["ground_truth"]
-            judgement = await judge.score(JudgeRequest(question, "", result=str(line["answer"]), gold=gold))
+            task = task_of(rows.rows[line["row"]], line["session"])
+            asked = JudgeRequest(task.question, "", result=str(line["answer"]), gold=task.answer)
+            judgement = await judge.score(asked)
             judged = judgement.score is not None
             if judged:
                 verdicts.add(line, judgement.score, judgement.reason)
-            failed, in_a_row = failed + (not judged), 0 if judged else in_a_row + 1
+            failed, in_a_row = failed + (not judged), in_a_row + 1 if judgement.outage else 0
             on_end(judged)
             if in_a_row >= GIVE_UP:
                 raise JudgeSilent(f"{in_a_row} judgements in a row failed; the last: {judgement.reason}")
@@ -166,7 +206,7 @@ def judge_sessions(
 
 
 def summarise(
-    sessions: Mapping[Place, Mapping[str, Any]],
+    played: Played,
     rows: Rows,
     verdicts: Verdicts,
     groups: Sequence[str] = ("level", "type"),
@@ -174,32 +214,35 @@ def summarise(
     """Shares of right answers per data source and per group of its questions, as plain data.
 
     Args:
-        sessions: By place.
+        played: The sessions.
         rows: The data.
         verdicts: Of the sessions.
         groups: Fields of `extra_info` whose values make groups; a source whose rows have just one value has none.
 
     Returns:
-        `runs`, `samples`, `sources` (for each `judged` and `exact match` as `score.Score` has it, `prompts`, `ended`
-        sessions, those without an answer and those not judged; groups are named `source, level 1`), `macro_average`.
+        `runs`, `samples`, `sources` (for each `judged` and `exact match` as `score.Score` has it, `prompts`, sessions
+        that were `asked` for, `ended` and `failed`, those without an answer and those not judged; groups are named
+        `source, level 1`), `macro_average`. Scores are of the sessions that ended.
     """
-    runs = 1 + max(place.run for place in sessions)
-    samples = 1 + max(place.session for place in sessions)
-    blocks: dict[str, list[tuple[Place, Mapping[str, Any]]]] = {}
-    wholes = list(dict.fromkeys(rows.sources))
+    runs = 1 + max(place.run for place in played.asked)
+    samples = 1 + max(place.session for place in played.asked)
+    parts: dict[str, set[int]] = {}  # numbers of rows
+    sources = rows.sources
+    asked = sorted({place.row for place in played.asked})
+    wholes = list(dict.fromkeys(sources[number] for number in asked))
     several = {(source, key): len(values) > 1 for source, key, values in _values(rows, groups)}
     for source in wholes:
-        mine = [(place, line) for place, line in sorted(sessions.items()) if rows.sources[place.row] == source]
-        if not mine:
-            continue
-        blocks[source] = mine
+        mine = [number for number in asked if sources[number] == source]
+        parts[source] = set(mine)
         for key in groups:
             if not several[source, key]:
                 continue
-            for value in sorted({_value(rows, place.row, key) for place, _ in mine}):
-                blocks[f"{source}, {key} {value}"] = [m for m in mine if _value(rows, m[0].row, key) == value]
+            for value in sorted({_value(rows, number, key) for number in mine}):
+                parts[f"{source}, {key} {value}"] = {n for n in mine if _value(rows, n, key) == value}
+    ended = sorted(played.ended.items())
+    blocks = {name: [(place, line) for place, line in ended if place.row in part] for name, part in parts.items()}
     scored = {name: _scores(block, verdicts, runs, samples) for name, block in blocks.items()}
-    measured = [scored[name] for name in wholes if name in blocks]
+    measured = [scored[name] for name in wholes]
     macro = macro_average(measured) if len(measured) > 1 else {}
     return {
         "runs": runs,
@@ -207,7 +250,9 @@ def summarise(
         "sources": {
             name: {
                 "prompts": len({place.row for place, _ in block}),
+                "asked": sum(place.row in parts[name] for place in played.asked),
                 "ended": len(block),
+                "failed": sum(place.row in parts[name] for place in played.failed),
                 "without_answer": sum(line["answer"] is None for _, line in block),
                 "not_judged": sum(verdicts.get(line) is None for _, line in block),
                 "scores": {key: asdict(score) for key, score in scored[name].items()},

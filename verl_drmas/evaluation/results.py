@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,7 +125,8 @@ class Results:
         if self._unwritten is not None:
             self.journal.add({"weights": self._unwritten})
             self._weights, self._unwritten = self._unwritten, None
-        line = line_of(place, session, texts=self.texts) | {"concurrency": self.concurrency}
+        line = line_of(place, session, texts=self.texts)
+        line |= {"concurrency": self.concurrency, "asked": asdict(self.asked)}  # so that a reader sees what is missing
         self.journal.add(line)
         self._take(place, line)
 

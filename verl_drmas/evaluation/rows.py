@@ -34,6 +34,10 @@ class Rows:
         """The data source of each row."""
         return [str(row.get("data_source", "unknown")) for row in self.rows]
 
+    def measured(self) -> dict[str, Any]:
+        """What a file's header says of the data: a row's number counts over all files, so that their order matters."""
+        return {"data": self.files, "order of data": [*self.files]}
+
 
 def read_files(
     paths: Sequence[Path],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from rich.table import Table
@@ -49,11 +50,16 @@ def score_table(summary: Mapping[str, Any]) -> Table:
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:
-    """Each run alone, and the standard error of their mean."""
-    table = Table(title="runs: percent, and mean ± standard error over runs", title_justify="left")
+    """Each run alone, their mean and its standard error.
+
+    The mean is that of the runs, which the error belongs to; where sessions are missing it isn't quite the mean over
+    prompts of `score_table`.
+    """
+    runs = summary["runs"]
+    table = Table(title=f"{runs} runs: percent, and mean ± standard error over runs", title_justify="left")
     table.add_column("data source")
     table.add_column("score")
-    for run in range(summary["runs"]):
+    for run in range(runs):
         table.add_column(f"run {run}", justify="right")
     table.add_column("mean", justify="right")
     blocks = {name: found["scores"] for name, found in summary["sources"].items()}
@@ -61,7 +67,10 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         blocks["macro average"] = summary["macro_average"]
     for source, scores in blocks.items():
         for name, score in scores.items():
-            table.add_row(source, name, *map(_percent, score["runs"]), _with_error(score, "runs_error"))
+            there = [value for value in score["runs"] if value is not None]
+            mean = {**score, "value": fmean(there)} if there else None
+            fewer = f" ({len(there)} of {runs} runs)" if len(there) < runs else ""
+            table.add_row(source, name, *map(_percent, score["runs"]), _with_error(mean, "runs_error") + fewer)
     return table
 
 

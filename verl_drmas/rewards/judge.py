@@ -44,12 +44,15 @@ class Judgement:
         reason: In a line.
         seconds: That the caller waited.
         cached: Whether an earlier answer, or the one to the same question asked at the same time, served.
+        outage: Whether it failed by a server that is away or refuses whatever it is asked, rather than by what was
+            asked or replied.
     """
 
     score: float | None
     reason: str
     seconds: float = 0.0
     cached: bool = False
+    outage: bool = False
 
 
 class Judge(Protocol):

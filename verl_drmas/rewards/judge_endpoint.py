@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl_drmas.rewards.judge import Judgement, JudgeProblem, JudgeRequest, JudgeSettings, no_counts
 from verl_drmas.rewards.judge_cache import AskOnce
@@ -18,8 +18,34 @@ from verl_drmas.serving.settings import Endpoint
 
 logger = logging.getLogger(__name__)
 
-# What to look at where a server refuses for good, by status.
-_LOOK_AT = {401: "judge.api_key_env", 403: "judge.api_key_env", 404: "judge.model, and judge.urls (.../v1)"}
+
+class Names(NamedTuple):
+    """What the user set, by the name it was set by: for messages.
+
+    Attributes:
+        urls: Of the servers' addresses.
+        model: Of the model's name.
+        api_key_env: Of the key's variable.
+        fix: What to do where no server is fit.
+    """
+
+    urls: str = "judge.urls"
+    model: str = "judge.model"
+    api_key_env: str = "judge.api_key_env"
+    fix: str = "start one, or set judge.kind to none"
+
+    def look_at(self, status: int | None) -> str:
+        """What to look at where a server refuses for good; blank where that isn't known."""
+        return {401: self.api_key_env, 403: self.api_key_env, 404: f"{self.model}, and {self.urls} (.../v1)"}.get(
+            status, ""
+        )
+
+
+# Statuses by which a server refuses one request, and how the kind of an `Unfit` begins.
+_OF_THE_REQUEST, _NO_SCORE = (400, 413, 422), "no score"
+
+
+KEYS = Names()  # of a training configuration
 
 
 class EndpointJudge:
@@ -28,10 +54,11 @@ class EndpointJudge:
     Args:
         settings: Where the model is.
         rubric: What it is asked, as functions of a module, so that the judge can be pickled.
+        names: Of the settings, for messages.
     """
 
-    def __init__(self, settings: JudgeSettings, rubric: Rubric = SUBTASK):
-        self._settings, self._rubric = settings, rubric
+    def __init__(self, settings: JudgeSettings, rubric: Rubric = SUBTASK, names: Names = KEYS):
+        self._settings, self._rubric, self._names = settings, rubric, names
         self._client = ChatClient(
             Endpoint(
                 urls=tuple(settings.urls),
@@ -49,7 +76,7 @@ class EndpointJudge:
         self._counts = no_counts()
 
     def __reduce__(self):
-        return EndpointJudge, (self._settings, self._rubric)
+        return EndpointJudge, (self._settings, self._rubric, self._names)
 
     async def score(self, request: JudgeRequest) -> Judgement:
         """See `Judge.score`."""
@@ -77,11 +104,11 @@ class EndpointJudge:
         try:
             looks = look_at(self._client)
         except Unanswered as error:
-            raise JudgeProblem(f"judge.api_key_env: {error}") from None
+            raise JudgeProblem(f"{self._names.api_key_env}: {error}") from None
         told = "; ".join(map(self._seen, looks))
         fit = sum(look.state == "fit" for look in looks)
         if not fit:
-            raise JudgeProblem(f"judge.urls: no server can judge ({told}); start one, or set judge.kind to none")
+            raise JudgeProblem(f"{self._names.urls}: no server can judge ({told}); {self._names.fix}")
         return f"{fit} of {len(looks)} judge servers answer: {told}"
 
     async def close(self) -> None:
@@ -104,9 +131,9 @@ class EndpointJudge:
         except Unanswered as error:
             reason = error.last
             if error.kind == "key":
-                reason = f"judge.api_key_env: {reason}"
-            elif error.status in _LOOK_AT:
-                reason = f"{reason}, check {_LOOK_AT[error.status]}"
+                reason = f"{self._names.api_key_env}: {reason}"
+            elif at := self._names.look_at(error.status):
+                reason = f"{reason}, check {at}"
             if error.tries:
                 reason = (
                     f"no judgement after {error.tries} of {settings.attempts} attempts in {error.seconds:.1f} of "
@@ -115,7 +142,8 @@ class EndpointJudge:
             if error.kind not in self._told:
                 self._told.add(error.kind)
                 logger.warning("judge: %s (further ones of this kind are only counted)", reason)
-            return Judgement(None, reason)
+            outage = error.status not in _OF_THE_REQUEST and not error.kind.startswith(_NO_SCORE)
+            return Judgement(None, reason, outage=outage)
 
     def _read(self, answer: dict[str, Any]) -> tuple[float, str]:
         """The score of a reply, and what was said with it.
@@ -129,9 +157,9 @@ class EndpointJudge:
         except NoScore as error:
             cut = choice.get("finish_reason") == "length"
             why = f"{error}, cut at max_tokens {self._settings.max_tokens}" if cut else str(error)
-            raise Unfit(f"no score in the reply ({why})", f"no score: {error}") from error
+            raise Unfit(f"no score in the reply ({why})", f"{_NO_SCORE}: {error}") from error
 
     def _seen(self, look: Look) -> str:
         if look.state == "other":
-            return f"{look.url}: judge.model is {self._settings.model!r}, it has {', '.join(look.models[:8])}"
-        return f"{look.said}; check judge.api_key_env" if look.state == "refused" else look.said
+            return f"{look.url}: {self._names.model} is {self._settings.model!r}, it has {', '.join(look.models[:8])}"
+        return f"{look.said}; check {self._names.api_key_env}" if look.state == "refused" else look.said
