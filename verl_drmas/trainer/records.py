@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl_drmas import __version__
 from verl_drmas.config import DrmasConfig
 from verl_drmas.dumps import FORMAT
+from verl_drmas.plain import encodable, plain_values
 from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer.step import StepRows
 
@@ -131,11 +131,7 @@ def one_number(values: torch.Tensor, mask: torch.Tensor) -> float | list[float] 
 
 
 def plain(value: Any) -> Any:
-    """The value without NumPy's numbers, and with text for what JSON hasn't: a dump must not fail over a workflow's."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
-        return value.tolist()
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    """The value as a dump can hold it: text for what JSON hasn't, and no text that a file can't hold. A dump must not
+    fail over what a workflow or a model said.
+    """
+    return plain_values(value, text=encodable, odd=lambda value: encodable(str(value)))

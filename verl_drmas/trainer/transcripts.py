@@ -14,6 +14,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from verl_drmas.dumps import spans_of
+from verl_drmas.plain import encodable
 from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer.records import TrainedStep, one_number, plain, record
 
@@ -82,7 +83,7 @@ class Transcripts:
             ids, response_ids = rows["prompts"][i].tolist(), rows["responses"][i].tolist()
 
             def decode(some: Sequence[int], tokenizer: Any = tokenizer) -> str:
-                return tokenizer.decode(some, skip_special_tokens=True)
+                return encodable(tokenizer.decode(some, skip_special_tokens=True))
 
             prompt, response = decode(ids), decode(response_ids)
             own = None
@@ -131,7 +132,7 @@ class Transcripts:
         for name in ("failed", "fault"):
             values = [getattr(t.row, name) if t else "" for t in noted]
             columns |= {name: values} if any(values) else {}
-        return columns
+        return plain(columns)
 
     def rewrite_finals(self, inputs: list[str], outputs: list[str]) -> None:
         """The same for verl's table of validation samples, which holds each session's last row and no keys."""

@@ -11,7 +11,7 @@ from verl_drmas.config import DrmasConfig
 from verl_drmas.dumps import COLUMN
 from verl_drmas.trainer.masked import MaskedRows
 from verl_drmas.trainer.metrics import reported
-from verl_drmas.trainer.records import TrainedStep, step_settings
+from verl_drmas.trainer.records import TrainedStep, plain, step_settings
 from verl_drmas.trainer.step import StepRows
 from verl_drmas.trainer.transcripts import Transcripts
 from verl_drmas.trainer.validation import validation_metrics
@@ -80,11 +80,9 @@ class WrittenTrainer(PPOTrainerSync):
         self, inputs: list[str], outputs: list[str], *, reward_extra_infos_dict: dict[str, list], **kwargs: Any
     ) -> None:
         keys = reward_extra_infos_dict["uid"]
-        columns = self.transcripts.rewrite(keys, inputs, outputs)
+        columns = plain(reward_extra_infos_dict) | self.transcripts.rewrite(keys, inputs, outputs)
         columns[COLUMN] = self.transcripts.records(keys, self._trained_rows)
-        super()._dump_generations(
-            inputs=inputs, outputs=outputs, reward_extra_infos_dict=reward_extra_infos_dict | columns, **kwargs
-        )
+        super()._dump_generations(inputs=inputs, outputs=outputs, reward_extra_infos_dict=columns, **kwargs)
 
     def _maybe_log_val_generations(self, inputs: list[str], outputs: list[str], scores: list[float]) -> None:
         inputs, outputs = list(inputs), list(outputs)  # verl goes on to write the same lists
