@@ -109,6 +109,13 @@ def test_the_dumps_of_a_run_are_found(tmp_path):
         find_dumps(tmp_path / "run")
 
 
+def test_a_file_that_is_cut_within_a_character_is_refused_with_its_line(tmp_path):
+    file = write(tmp_path / "3.jsonl", line(), line() | {"output": "h\u00ef"})
+    file.write_bytes(file.read_bytes().partition(b"\xaf")[0])
+    with pytest.raises(DumpError, match=r"3\.jsonl: line 2 is not JSON \('utf-8' codec.*the file is cut"):
+        read_step(file)
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

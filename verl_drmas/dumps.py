@@ -178,15 +178,15 @@ def read_step(file: Path) -> DumpedStep:
 
 def _rows(file: Path) -> Iterator[DumpedRow]:
     try:
-        lines = file.open(encoding="utf-8", newline="\n")  # texts may hold other line breaks
+        lines = file.open("rb")  # texts may hold other line breaks, and a cut may part a character
     except OSError as error:
         raise DumpError(f"{file}: {error.strerror or error}; give a run's trainer.rollout_data_dir") from None
     with lines:
         for number, text in enumerate(lines, start=1):
             where = f"{file}: line {number}"
             try:
-                line = json.loads(text)
-            except ValueError as error:
+                line = json.loads(text.decode("utf-8"))
+            except ValueError as error:  # of the letters or of the JSON
                 raise DumpError(f"{where} is not JSON ({error}); the file is cut or no dump: dump it again") from None
             if not isinstance(line, dict) or "uid" not in line:
                 raise DumpError(f"{where} has no 'uid': not a dump of verl's; give a run's trainer.rollout_data_dir")
