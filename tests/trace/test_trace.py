@@ -128,6 +128,19 @@ def test_a_failed_session_has_no_reward(tmp_path):
     assert made.table == [["1", "1", "none", "none", "0", "1"], ["1", "1", "1.000", "0.500", "0", "1"]]
 
 
+@pytest.mark.parametrize(("value", "said"), [("nan", "nan"), ("inf", "inf"), ("-inf", "-inf"), (None, "much")])
+def test_what_is_no_number_is_shown_as_it_is(value, said, tmp_path):
+    value, reward = ("much", 2.0) if value is None else [float(value)] * 2  # verl's rewards are numbers
+    odd = {"outcome": value, "parts": {"judge": value}, "session": {"rounds": value}}
+    made = view(tmp_path, [activation("a", "a.0", [(True, "x")], reward=reward, acc=1.0, **odd)])
+    (session,) = made.prompts[0].sessions
+    (card,) = session.activations
+    assert chips(session) == [f"outcome {said}", "right 1"] and ("rounds", said) in session.numbers
+    assert ("part judge", said) in card.numbers
+    assert chips(card)[0] == ("reward 2" if said == "much" else f"reward {said}")
+    assert f"outcome {said}" in to_html(made, "run")
+
+
 def test_calls_stand_in_their_turn_at_any_depth(tmp_path):
     paths = ["main/turn.0/call.0/sub/turn.1/call.0/tool", "main/turn.0/call.0/sub", "main/turn.1/call.0/sub", "main"]
     rows = [

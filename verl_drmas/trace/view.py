@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -141,9 +142,9 @@ def _session(number: int, rows: list[DumpedRow], agents: list[str]) -> Session:
     if failed := next((row.line["failed"] for row in rows if row.line.get("failed")), ""):
         chips.append((f"failed: {failed}", "bad"))
     elif outcome is not None:
-        chips.append((f"outcome {short(outcome)}", "good" if outcome > 0 else "bad"))
+        chips.append((f"outcome {short(outcome)}", _rated(outcome)))
         if acc is not None and acc != outcome:
-            chips.append((f"right {short(acc)}", "good" if acc > 0 else "bad"))
+            chips.append((f"right {short(acc)}", _rated(acc)))
     numbers = next((row.own["session"] for row in rows if row.own.get("session")), None) or {}
     made = [_activation(row, agents) for row in rows]
     shown = [(name, short(value)) for name, value in sorted(numbers.items()) if name != "outcome"]
@@ -257,8 +258,13 @@ def _tone(advantage: float) -> str:
     return "good" if advantage > 0 else "bad" if advantage < 0 else "quiet"
 
 
+def _rated(value: Any) -> str:
+    """Tone of an outcome, which a workflow may give as anything."""
+    return ("good" if value > 0 else "bad") if isinstance(value, int | float) else "quiet"
+
+
 def short(value: Any) -> str:
     """A number in few letters; anything else as it is."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return str(value)
     return f"{value:,.4g}" if abs(value) < 1000 or value != int(value) else f"{int(value):,}"
