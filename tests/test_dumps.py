@@ -48,7 +48,8 @@ def test_pieces_that_dont_add_up_still_cover_the_text(ids, mask, decode, sizes):
 
 
 def line(**own):
-    record = {"format": 1, "path": "a.0", "activation": 0, "valid": True, "spans": [[1, 1, 2]], **own}
+    record = {"format": 1, "path": "a.0", "activation": 0, "valid": True, "spans": [[1, 1, 2]], "reward": 1.0}
+    record |= own
     return {"input": "?", "output": "hi", "uid": "u_0_0", "agent_id": "a", "index": 0, "acc": None, COLUMN: record}
 
 

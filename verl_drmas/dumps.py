@@ -13,6 +13,7 @@ column `drmas`, which is null on padding rows and an object on all others. Forma
 | `spans` | of `output`, in order: [1: sampled and in the loss, 0: observed or masked, tokens, characters] |
 | `prompt_tokens` | length of `input` |
 | `turns`, `versions` | LLM calls; oldest and newest weights that they came from |
+| `reward` | the row's own; null if its session failed. In validation verl's `score` is that of the session's last row |
 | `outcome` | the session's shared reward; null where there is none |
 | `parts`, `counts` | the activation's own reward terms and numbers |
 | `session` | the session's numbers, on its first row; else null |
@@ -29,7 +30,7 @@ Rows that were trained on or enter the statistics also have, under `trained`:
 | `tokens` | how many tokens train |
 | `copies` | how often `mgrpo` counts the row; null for other estimators |
 | `weight` | the row's weight in the loss; null: none was written, or verl wrote one a token |
-| `updated` | false: the agent is frozen or another job's |
+| `updated` | false: the agent is frozen or another job's. Before `trainer.critic_warmup` ends, no row enters an update |
 
 And the file's first row of these has `settings`: all else that decides the step's advantages, see `STEP_SETTINGS`.
 Dumps of validation have neither.
@@ -131,6 +132,11 @@ class DumpedRow:
         return str(self.line["agent_id"])
 
     @property
+    def reward(self) -> float | None:
+        """The row's own, before penalties and KL terms; None: its session failed."""
+        return self.own["reward"]
+
+    @property
     def pieces(self) -> list[tuple[bool, str]]:
         """The response cut at its mask: (sampled, text)."""
         made, start = [], 0
@@ -202,7 +208,7 @@ def _rows(file: Path) -> Iterator[DumpedRow]:
             if found != FORMAT:
                 raise DumpError(f"{where} has format {found!r}, and this verl-drmas reads {FORMAT}; use the run's own")
             missing = [name for name in ("input", "output", "agent_id") if name not in line]
-            missing += [f"{COLUMN}.{name}" for name in ("path", "valid", "spans") if name not in own]
+            missing += [f"{COLUMN}.{name}" for name in ("path", "valid", "spans", "reward") if name not in own]
             if missing:
                 raise DumpError(f"{where} has no {missing[0]!r}: the dump was changed; take it as it was written")
             yield DumpedRow(line, file, number)

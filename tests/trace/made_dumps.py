@@ -36,6 +36,7 @@ def activation(agent, path, pieces, *, reward=1.0, advantage=0.5, order=0, train
         "prompt_tokens": 12,
         "turns": float(sum(sampled for sampled, _ in pieces)),
         "versions": [4, 4],
+        "reward": None if "failed" in changes else reward,
         "outcome": reward,
         "parts": {},
         "counts": {"cut_characters": 0.0, "turns": 1.0, "truncated": 0.0},

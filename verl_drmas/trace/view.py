@@ -152,9 +152,8 @@ def _session(number: int, rows: list[DumpedRow], agents: list[str]) -> Session:
 
 
 def _activation(row: DumpedRow, agents: list[str]) -> Activation:
-    own, trained, line = row.own, row.trained or {}, row.line
+    own, trained, line, reward = row.own, row.trained or {}, row.line, row.reward
     advantage, chips = trained.get("advantage"), []
-    reward = None if line.get("failed") else line.get("score")
     if reward is not None:
         chips.append((f"reward {short(reward)}", ""))
     if isinstance(advantage, list):
@@ -186,7 +185,7 @@ def _numbers(row: DumpedRow) -> list[tuple[str, str]]:
     numbers: dict[str, Any] = {"prompt tokens": own.get("prompt_tokens"), "sampled tokens": sampled}
     if observed:
         numbers["masked tokens"] = observed
-    if trained and trained["reward"] != row.line.get("score"):
+    if trained and trained["reward"] != row.reward:
         numbers["reward with its KL term"] = trained["reward"]
     numbers |= {f"part {name}": value for name, value in (own.get("parts") or {}).items()}
     numbers |= {
@@ -234,9 +233,7 @@ def _table(step: DumpedStep, agents: list[str]) -> list[list[str]]:
         rows = [row for row in step.rows if row.agent == agent]
         counted = [row for row in rows if row.trained]
         pushed = [_size(row.trained["advantage"]) for row in counted if row.trained["advantage"] is not None]
-        rewards = [
-            row.line["score"] for row in rows if not row.line.get("failed") and row.line.get("score") is not None
-        ]
+        rewards = [row.reward for row in rows if row.reward is not None]
         table.append(
             [
                 f"{len(rows):,}",

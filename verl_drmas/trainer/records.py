@@ -87,7 +87,12 @@ def step_settings(
 
 
 def record(
-    row: Row, extra: Mapping[str, Any], spans: list, prompt_tokens: int, trained: Mapping[str, Any] | None
+    row: Row,
+    extra: Mapping[str, Any],
+    spans: list,
+    prompt_tokens: int,
+    reward: float | None,
+    trained: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The column `drmas` of one row.
 
@@ -96,6 +101,7 @@ def record(
         extra: Its `extra_fields`.
         spans: Of its response.
         prompt_tokens: Length of its prompt.
+        reward: Its own; None: it has none, since its session failed.
         trained: What training made of it; None: nothing.
     """
     made = {
@@ -107,6 +113,7 @@ def record(
         "prompt_tokens": prompt_tokens,
         "turns": row.counts.get("turns"),
         "versions": [extra.get("min_global_steps"), extra.get("max_global_steps")],
+        "reward": reward,
         "outcome": (extra.get("reward_extra_info") or {}).get("outcome"),
         "parts": row.parts,
         "counts": row.counts,

@@ -71,7 +71,7 @@ class Transcripts:
         self._finals += final_keys(keys)
 
     def _note(self, keys: list[str], partition_id: str, step: TrainedStep | None) -> None:
-        tokens = ["prompts", "responses", "response_mask"]
+        tokens = ["prompts", "responses", "response_mask", "rm_scores"]
         tokens += ["advantages", "rollout_is_weights"] if step is not None else []
         data = tq.kv_batch_get(keys, partition_id, select_fields=[*tokens, "extra_fields", "index"])
         rows = {name: data[name].unbind() for name in tokens if name in data.keys()}  # noqa: SIM118  (a TensorDict)
@@ -95,7 +95,8 @@ class Transcripts:
                     "weight": None if isinstance(weight, list) else weight,
                 }
             spans = spans_of(mask.tolist(), response_ids, response, decode)
-            made = plain(record(row, extra[i], spans, len(ids), own))
+            reward = rows["rm_scores"][i].sum().item() if "rm_scores" in rows and not row.failed else None
+            made = plain(record(row, extra[i], spans, len(ids), reward, own))
             self._noted[key] = Transcript(row, prompt, response, made)
 
     def records(self, keys: list[str], step: TrainedStep | None = None) -> list[dict[str, Any] | None]:
