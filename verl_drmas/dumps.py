@@ -30,10 +30,11 @@ Rows that were trained on or enter the statistics also have, under `trained`:
 | `tokens` | how many tokens train |
 | `copies` | how often `mgrpo` counts the row; null for other estimators |
 | `weight` | the row's weight in the loss; null: none was written, or verl wrote one a token |
-| `updated` | false: the agent is frozen or another job's. Before `trainer.critic_warmup` ends, no row enters an update |
+| `updated` | false: the agent is frozen or another job's. No row enters an update before `trainer.critic_warmup` |
 
 And the file's first row of these has `settings`: all else that decides the step's advantages, see `STEP_SETTINGS`.
-Dumps of validation have neither.
+Dumps of validation have neither. The first row that isn't padding has `rows`, how many lines the file has: a run may be
+about to write it, or have been killed meanwhile.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ STEP_SETTINGS = (
     "base_estimator",  # verl's estimator behind drmas.group_by=agent; else null
     "algorithm",  # the section `algorithm`, resolved
     "sessions",  # actor_rollout_ref.rollout.n
+    "sessions_played",  # that the rows are of, also those without a row of this job's agents
     "section",  # of `drmas`: agents (model, trainable, invalid_penalty), models, advantage, group_by
     "alignment",  # of mgrpo: aligned, target, mode, seed, step; else null
     "copies",  # drmas.alignment.copies under mgrpo; else null
@@ -182,7 +184,32 @@ def read_step(file: Path) -> DumpedStep:
     return DumpedStep(file, int(step if step is not None else file.stem), rows, settings)
 
 
+def newest_whole(files: Mapping[int, Path]) -> tuple[DumpedStep, str]:
+    """Read what a run wrote last. The highest step may be one that is being written, or of an attempt that died before
+    the run was resumed from an earlier step.
+
+    Args:
+        files: By step, at least one.
+
+    Returns:
+        The step, and in words why it.
+
+    Raises:
+        DumpError: None can be read; of the newest.
+    """
+    why: list[DumpError] = []
+    for file in _newest_first(files):
+        try:
+            step = read_step(file)
+        except DumpError as error:
+            why.append(error)
+        else:
+            return step, "; written last" + (f" of those that can be read ({why[0]})" if why else "")
+    raise why[0]
+
+
 def _rows(file: Path) -> Iterator[DumpedRow]:
+    number, promised = 0, None
     try:
         lines = file.open("rb")  # texts may hold other line breaks, and a cut may part a character
     except OSError as error:
@@ -211,9 +238,14 @@ def _rows(file: Path) -> Iterator[DumpedRow]:
             missing += [f"{COLUMN}.{name}" for name in ("path", "valid", "spans", "reward") if name not in own]
             if missing:
                 raise DumpError(f"{where} has no {missing[0]!r}: the dump was changed; take it as it was written")
+            promised = own.get("rows", promised)
             yield DumpedRow(line, file, number)
+    if promised is not None and number != promised:
+        raise DumpError(f"{file}: has {number} of its {promised} rows; it is being written, or its run was killed then")
 
 
+# What a run writes beside its logs and dumps, and what would take long to look through.
+BESIDE = ("global_step_", "checkpoints", "wandb", "node_modules", "warm_start")
 DEEPEST = 4  # folders below the one that is named
 
 
@@ -234,12 +266,14 @@ def find_dumps(run: Path) -> dict[int, Path]:
     if not run.is_dir():
         raise DumpError(f"{run}: no such file or folder; give a run's trainer.rollout_data_dir")
     folders = {folder: files for folder, files in _folders(run, 0)}
+    unread: list[DumpError] = []
     if len(folders) > 1:
-        trained = {folder: files for folder, files in folders.items() if _was_trained(min(files.items())[1])}
+        trained = {folder: files for folder, files in folders.items() if _was_trained(files, unread)}
         folders = trained or folders
     if len(folders) > 1:
         names = ", ".join(str(folder) for folder in folders)
-        raise DumpError(f"{run}: holds the dumps of several runs or jobs; name one of {names}")
+        why = f" ({unread[0]})" if unread else ""
+        raise DumpError(f"{run}: holds the dumps of several runs or jobs; name one of {names}{why}")
     if not folders:
         raise DumpError(f"{run}: no rollout dumps (<step>.jsonl); set trainer.rollout_data_dir in the run, and name it")
     (files,) = folders.values()
@@ -260,12 +294,22 @@ def _folders(folder: Path, depth: int) -> Iterator[tuple[Path, dict[int, Path]]]
         return
     if depth < DEEPEST:
         for child in children:
-            if child.is_dir() and not child.is_symlink() and not child.name.startswith((".", "global_step_")):
+            if child.is_dir() and not child.is_symlink() and not child.name.startswith((".", *BESIDE)):
                 yield from _folders(child, depth + 1)
 
 
-def _was_trained(file: Path) -> bool:
-    try:
-        return any(row.trained for row in _rows(file))
-    except DumpError:
-        return False
+def _was_trained(files: Mapping[int, Path], unread: list[DumpError]) -> bool:
+    """By the newest file that can be read; if none can, the newest one's error goes to `unread`."""
+    errors = []
+    for file in _newest_first(files):
+        try:
+            return any(row.trained for row in _rows(file))
+        except DumpError as error:
+            errors.append(error)
+    unread += errors[:1]
+    return False
+
+
+def _newest_first(files: Mapping[int, Path]) -> list[Path]:
+    steps = sorted(files, key=lambda step: (files[step].stat().st_mtime_ns, step), reverse=True)
+    return [files[step] for step in steps]

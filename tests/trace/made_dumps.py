@@ -7,6 +7,7 @@ SETTINGS = {
     "base_estimator": None,
     "algorithm": {"adv_estimator": "drmas"},
     "sessions": 8,
+    "sessions_played": 8,
     "section": {"agents": {}, "models": ["base"], "advantage": {}, "group_by": "prompt"},
     "alignment": None,
     "copies": None,

@@ -53,7 +53,13 @@ class TrainedStep:
 
 
 def step_settings(
-    config: DictConfig, section: DrmasConfig, step: StepRows, *, copies: str | None, whole_team: bool
+    config: DictConfig,
+    section: DrmasConfig,
+    step: StepRows,
+    *,
+    copies: str | None,
+    whole_team: bool,
+    played: int | None,
 ) -> dict[str, Any]:
     """All that decides a step's advantages beside its rows; JSON values.
 
@@ -63,6 +69,7 @@ def step_settings(
         step: The step's rows.
         copies: `drmas.alignment.copies` under `mgrpo`.
         whole_team: False: other agents' rows are in another job.
+        played: Sessions that the rows are of; None: as many as have a row.
     """
     agents = {
         name: {"model": agent.model, "trainable": agent.trainable, "invalid_penalty": agent.invalid_penalty}
@@ -73,6 +80,7 @@ def step_settings(
         "base_estimator": step.base_estimator,
         "algorithm": OmegaConf.to_container(config.algorithm, resolve=True),
         "sessions": int(config.actor_rollout_ref.rollout.n),
+        "sessions_played": played or len({(row.uid, row.session) for row in step.known}),
         "section": {
             "agents": agents,
             "models": list(section.models),

@@ -28,6 +28,9 @@ class WrittenTrainer(PPOTrainerSync):
     _masked: MaskedRows
     _trained_rows: TrainedStep | None = None  # of the step, where the run writes its rollouts
 
+    def _sessions_played(self) -> int | None:
+        """How many sessions the batch's rows are of; None: as many as have a row."""
+
     def stop_if_too_many_failed(self, failed: int, expected: int, report: dict[str, float], where: str) -> None:
         """End the run where the share of failed sessions is above `drmas.faults.max_failed_share`.
 
@@ -63,7 +66,14 @@ class WrittenTrainer(PPOTrainerSync):
         """
         if self._masked.dumped:
             copies = None if step.alignment is None else self.section.alignment.copies
-            settings = step_settings(self.config, self.section, step, copies=copies, whole_team=self.whole_team)
+            settings = step_settings(
+                self.config,
+                self.section,
+                step,
+                copies=copies,
+                whole_team=self.whole_team,
+                played=self._sessions_played(),
+            )
             self._trained_rows = TrainedStep.of(step, updated, settings)
 
     def _log_rollout_data(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
