@@ -203,12 +203,30 @@ def test_one_page_a_step(tmp_path):
     out = tmp_path / "out"
     done = run(tmp_path / "run", "--out", out)
     assert done.exit_code == 0 and [p.name for p in out.iterdir()] == ["step_10.html"]
-    assert "step_10.html: all 24 sessions of 6 prompts" in done.stdout
+    assert "step_10.html: all 24 sessions of 6 prompts; written last\n" in done.stdout
     assert run(tmp_path / "run", "--out", out, "--step", 1, "--step", 2, "--sessions", 4).exit_code == 0
     assert "<h1>Step 2 of " in (out / "step_2.html").read_text(encoding="utf-8")
     assert (out / "step_1.html").read_text(encoding="utf-8").count('class="session"') == 4
     assert run(tmp_path / "run", "--out", tmp_path / "all", "--all").exit_code == 0
     assert len(list((tmp_path / "all").iterdir())) == 3
+
+
+def test_all_steps_but_those_that_cant_be_shown(tmp_path):
+    rows = tmp_path / "rows"
+    write_step(rows, sessions(), step=1)
+    write_step(rows, {key: own for key, own in sessions().items() if key[0] == 10}, step=2)
+    write_step(rows, sessions(), step=4)
+    done = run(rows, "--out", tmp_path / "out", "--all", "--prompt", 20)
+    assert done.exit_code == 0 and "step 2: left out" in done.stdout
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["step_1.html", "step_4.html"]
+    (rows / "3.jsonl").write_text("{")
+    done = run(rows, "--out", tmp_path / "more", "--all")
+    assert done.exit_code == 1 and "3.jsonl: line 1 is not JSON" in done.stderr
+    assert sorted(p.name for p in (tmp_path / "more").iterdir()) == ["step_1.html", "step_2.html", "step_4.html"]
+    (rows / "3.jsonl").unlink()
+    done = run(rows, "--out", tmp_path / "none", "--all", "--prompt", 5)
+    assert done.exit_code == 1 and "prompt 5 is in none of its steps (1, 2, 4)" in done.stderr
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,11 @@ def test_what_a_model_said_cannot_end_the_training(queue, tmp_path, monkeypatch)
 def test_a_cut_file_is_refused_with_its_line(dumped, tmp_path):
     ((file, _), _) = dumped("drmas")
     cut = tmp_path / "1.jsonl"
-    cut.write_text(file.read_text(encoding="utf-8")[:-100], encoding="utf-8")
-    lines = sum(1 for _ in cut.open(encoding="utf-8"))
+    whole = file.read_text(encoding="utf-8")
+    lines = whole.count("\n")
+    cut.write_text(whole[: whole.rindex("\n", 0, -1) + 1], encoding="utf-8")  # between two rows
+    with pytest.raises(DumpError, match=rf"has {lines - 1} of its {lines} rows"):
+        read_step(cut)
+    cut.write_text(whole[:-100], encoding="utf-8")
     with pytest.raises(DumpError, match=rf"1\.jsonl: line {lines} is not JSON"):
         read_step(cut)

@@ -100,7 +100,8 @@ class Transcripts:
             self._noted[key] = Transcript(row, prompt, response, made)
 
     def records(self, keys: list[str], step: TrainedStep | None = None) -> list[dict[str, Any] | None]:
-        """The column `drmas` of the rows that verl is about to write; the first trained one bears the step's settings.
+        """The column `drmas` of the rows that verl is about to write; the first trained one bears the step's settings,
+        and the first one that isn't padding how many rows there are.
 
         Args:
             keys: Of the rows.
@@ -110,6 +111,9 @@ class Transcripts:
         first = next((i for i, own in enumerate(made) if own is not None and "trained" in own), None)
         if first is not None:
             made[first] = made[first] | {"settings": plain(step.settings)}
+        known = next((i for i, own in enumerate(made) if own is not None), None)
+        if known is not None:
+            made[known] = made[known] | {"rows": len(keys)}
         return made
 
     def rewrite(self, keys: list[str], inputs: list[str], outputs: list[str]) -> dict[str, list]:
