@@ -8,7 +8,7 @@ column `drmas`, which is null on padding rows and an object on all others. Forma
 |---|---|
 | `format` | 1 |
 | `path` | the activation's place in the workflow (`main/turn.0/call.1/finder`, or agent and number) |
-| `activation` | its order in the session |
+| `activation` | its order in the session; a copy (`drmas.alignment.copies=physical`) has 1000000 or more |
 | `valid` | false: an invalid action |
 | `spans` | of `output`, in order: [1: sampled and in the loss, 0: observed or masked, tokens, characters] |
 | `prompt_tokens` | length of `input` |
@@ -46,6 +46,8 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
+
+from verl_drmas.rollout.rows import FIRST_COPY
 
 FORMAT = 1
 COLUMN = "drmas"
@@ -132,6 +134,11 @@ class DumpedRow:
     @property
     def agent(self) -> str:
         return str(self.line["agent_id"])
+
+    @property
+    def copied(self) -> bool:
+        """It repeats another row (`drmas.alignment.copies: physical`): trained on, but nobody acted."""
+        return self.own["activation"] >= FIRST_COPY
 
     @property
     def reward(self) -> float | None:
@@ -235,7 +242,9 @@ def _rows(file: Path) -> Iterator[DumpedRow]:
             if found != FORMAT:
                 raise DumpError(f"{where} has format {found!r}, and this verl-drmas reads {FORMAT}; use the run's own")
             missing = [name for name in ("input", "output", "agent_id") if name not in line]
-            missing += [f"{COLUMN}.{name}" for name in ("path", "valid", "spans", "reward") if name not in own]
+            missing += [
+                f"{COLUMN}.{name}" for name in ("path", "activation", "valid", "spans", "reward") if name not in own
+            ]
             if missing:
                 raise DumpError(f"{where} has no {missing[0]!r}: the dump was changed; take it as it was written")
             promised = own.get("rows", promised)

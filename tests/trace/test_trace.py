@@ -103,7 +103,8 @@ def test_an_activation_says_what_it_earned(tmp_path):
         activation("a", "a.3", [(True, "x")], order=3, fault="retrieval", ours={"copies": 0.0, "reward": 0.75}),
         activation("a", "a.4", [(True, "x")], order=1_000_000, parts={"judge": 0.5}),
     ]  # fmt: skip
-    (prompt,) = view(tmp_path, rows).prompts
+    shown = view(tmp_path, rows)
+    (prompt,) = shown.prompts
     (session,) = prompt.sessions
     made = session.activations
     assert chips(made[0]) == ["reward 0.9", "A -1.25", "invalid -0.1"] and made[0].advantage == -1.25
@@ -113,6 +114,7 @@ def test_an_activation_says_what_it_earned(tmp_path):
     assert chips(made[3]) == ["reward 1", "A +0.5", "fault: retrieval", "dropped by alignment"]
     assert ("reward with its KL term", "0.75") in made[3].numbers
     assert "a copy" in chips(made[4]) and ("part judge", "0.5") in made[4].numbers
+    assert session.count == 4 and shown.table[0][0] == "4" and shown.count == 4  # nobody acted in it
     assert prompt.gold == "42" and chips(session) == ["outcome 0.9"]
 
 

@@ -80,7 +80,7 @@ class View:
         agents: Their names; a page calls them by number.
         table: Per agent, over the whole step: activations, sessions, reward, |advantage|, invalid ones, sampled tokens.
         prompts: What is shown.
-        count: Activations shown.
+        count: Activations shown, without copies.
     """
 
     step: int
@@ -148,7 +148,7 @@ def _session(number: int, rows: list[DumpedRow], agents: list[str]) -> Session:
     numbers = next((row.own["session"] for row in rows if row.own.get("session")), None) or {}
     made = [_activation(row, agents) for row in rows]
     shown = [(name, short(value)) for name, value in sorted(numbers.items()) if name != "outcome"]
-    return Session(number, chips, shown, _nested(made), len(made))
+    return Session(number, chips, shown, _nested(made), sum(not row.copied for row in rows))
 
 
 def _activation(row: DumpedRow, agents: list[str]) -> Activation:
@@ -170,7 +170,7 @@ def _activation(row: DumpedRow, agents: list[str]) -> Activation:
     copies = trained.get("copies")
     if copies is not None and copies != 1:
         chips.append(("dropped by alignment" if not copies else f"counts {short(copies)} times", "quiet"))
-    if own["activation"] >= 1_000_000:
+    if row.copied:
         chips.append(("a copy", "quiet"))
     if trained and not trained["updated"]:
         chips.append(("not trained here", "quiet"))
@@ -201,7 +201,7 @@ def _numbers(row: DumpedRow) -> list[tuple[str, str]]:
 
 def _nested(activations: list[Activation]) -> list[Activation]:
     """The activations in the order in which they began, each inside the turn that called it."""
-    by_path = {made.row.own["path"]: made for made in activations if made.row.own["activation"] < 1_000_000}
+    by_path = {made.row.own["path"]: made for made in activations if not made.row.copied}
     top: list[Activation] = []
     for made in sorted(activations, key=lambda made: made.row.own["activation"]):
         parts = made.row.own["path"].split("/")
@@ -230,7 +230,7 @@ def _turn_of(parent: Activation, turn: str) -> Piece:
 def _table(step: DumpedStep, agents: list[str]) -> list[list[str]]:
     table = []
     for agent in agents:
-        rows = [row for row in step.rows if row.agent == agent]
+        rows = [row for row in step.rows if row.agent == agent and not row.copied]
         counted = [row for row in rows if row.trained]
         pushed = [_size(row.trained["advantage"]) for row in counted if row.trained["advantage"] is not None]
         rewards = [row.reward for row in rows if row.reward is not None]

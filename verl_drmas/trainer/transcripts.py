@@ -54,12 +54,14 @@ class Transcripts:
         self._noted.clear()
         self._finals.clear()
 
-    def note(self, batch: KVBatchMeta, step: TrainedStep | None = None) -> None:
+    def note(self, batch: KVBatchMeta, step: TrainedStep | None = None, rows: Mapping[str, Row] | None = None) -> None:
         """Decode a batch's real rows, before verl clears them away.
 
         Args:
             batch: The rows.
             step: What was trained on them; None: nothing, as in validation.
+            rows: What the trainer knows of them by now: of copies, which repeat their originals' fields, and of rows
+                that took over their session's numbers from one that was dropped. Others are read.
         """
         keys = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
         trained = [key for key in keys if step is not None and key in step.rows]
@@ -67,10 +69,10 @@ class Transcripts:
         # TransferQueue drops a field for all rows if one lacks it: rows that no estimator saw are read apart.
         for part, own in ((trained, step), ([key for key in keys if key not in known], None)):
             if part:
-                self._note(part, batch.partition_id, own)
+                self._note(part, batch.partition_id, own, rows or {})
         self._finals += final_keys(keys)
 
-    def _note(self, keys: list[str], partition_id: str, step: TrainedStep | None) -> None:
+    def _note(self, keys: list[str], partition_id: str, step: TrainedStep | None, known: Mapping[str, Row]) -> None:
         tokens = ["prompts", "responses", "response_mask", "rm_scores"]
         tokens += ["advantages", "rollout_is_weights"] if step is not None else []
         data = tq.kv_batch_get(keys, partition_id, select_fields=[*tokens, "extra_fields", "index"])
@@ -78,7 +80,7 @@ class Transcripts:
         default = next(iter(self.tokenizers))
         extra, index = list(data["extra_fields"]), list(data["index"])
         for i, key in enumerate(keys):
-            row = Row.read(key, extra[i], getattr(index[i], "data", index[i]), default)
+            row = known.get(key) or Row.read(key, extra[i], getattr(index[i], "data", index[i]), default)
             tokenizer, mask = self.tokenizers[row.model_id], rows["response_mask"][i]
             ids, response_ids = rows["prompts"][i].tolist(), rows["responses"][i].tolist()
 

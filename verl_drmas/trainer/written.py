@@ -9,6 +9,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_drmas.config import DrmasConfig
 from verl_drmas.dumps import COLUMN
+from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer.masked import MaskedRows
 from verl_drmas.trainer.metrics import reported
 from verl_drmas.trainer.records import TrainedStep, plain, step_settings
@@ -25,6 +26,7 @@ class WrittenTrainer(PPOTrainerSync):
     section: DrmasConfig
     workflow: type[Workflow] | None
     transcripts: Transcripts
+    rows: dict[str, Row]  # of the step, by key
     _masked: MaskedRows
     _trained_rows: TrainedStep | None = None  # of the step, where the run writes its rollouts
 
@@ -78,7 +80,7 @@ class WrittenTrainer(PPOTrainerSync):
 
     def _log_rollout_data(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
         batch = self._masked.put_back(batch)
-        self.transcripts.note(batch, self._trained_rows)
+        self.transcripts.note(batch, self._trained_rows, self.rows)
         try:
             super()._log_rollout_data(batch, *args, **kwargs)
         finally:
