@@ -2,7 +2,7 @@
 
 import json
 import os
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -46,6 +46,23 @@ def test_pieces_that_dont_add_up_still_cover_the_text(ids, mask, decode, sizes):
     found = [size for _, _, size in spans_of(mask, ids, text, decode)]
     assert sum(found) == len(text) and min(found) >= 0
     assert sizes is None or found == sizes
+
+
+@given(st.text(), st.data())
+def test_spans_are_those_of_whole_beginnings_and_take_linear_time(text, data):
+    ids = list(text.encode()) or [97]
+    mask = data.draw(st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids)))
+    decoded = []
+
+    def decode(some):
+        decoded.append(len(some))
+        return by_bytes(some)
+
+    spans, text = spans_of(mask, ids, by_bytes(ids), decode), by_bytes(ids)
+    ends = list(accumulate(n for _, n, _ in spans))
+    wanted = [len(by_bytes(ids[:end])) for end in ends]
+    assert list(accumulate(size for _, _, size in spans)) == [*wanted[:-1], len(text)]
+    assert sum(decoded) <= 2 * len(ids) + 33 * len(spans)
 
 
 def line(**own):

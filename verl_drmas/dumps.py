@@ -51,6 +51,7 @@ from verl_drmas.rollout.rows import FIRST_COPY
 
 FORMAT = 1
 COLUMN = "drmas"
+CONTEXT = 16  # tokens; no character has as many
 STEP_SETTINGS = (
     "estimator",  # algorithm.adv_estimator, after drmas.group_by
     "base_estimator",  # verl's estimator behind drmas.group_by=agent; else null
@@ -93,9 +94,11 @@ def spans_of(mask: Sequence[int], ids: Sequence[int], text: str, decode: Callabl
     if "".join(pieces) == text:
         sizes = [len(piece) for piece in pieces]
     else:  # a character of several tokens, or a tokenizer that treats a beginning otherwise
-        marks, least = [], 0
-        for end in ends[:-1]:
-            least = max(least, min(len(text), len(decode(ids[:end]))))
+        marks, least, whole, before = [], 0, 0, 0
+        for end in ends[:-1]:  # how much longer the text grows by a run, behind some tokens that were there before
+            start = max(0, before - CONTEXT)
+            whole += len(decode(ids[start:end])) - len(decode(ids[start:before]))
+            least, before = max(least, min(len(text), whole)), end
             marks.append(least)
         marks = [0, *marks, len(text)]
         sizes = [after - before for before, after in pairwise(marks)]
