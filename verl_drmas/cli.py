@@ -95,7 +95,7 @@ def report(
 def trace(
     run: Annotated[Path, typer.Argument(help="A run's folder, its trainer.rollout_data_dir, or one file of that.")],
     step: Annotated[
-        list[int] | None, typer.Option(help="Which, several times; default: the last.", metavar="N")
+        list[int] | None, typer.Option(help="Which, several times; default: the one written last.", metavar="N")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every step that was dumped.")] = False,
     sessions: Annotated[int, typer.Option(help="Most sessions on a page; prompts are taken whole.", metavar="K")] = 32,

@@ -8,11 +8,12 @@ column `drmas`, which is null on padding rows and an object on all others. Forma
 |---|---|
 | `format` | 1 |
 | `path` | the activation's place in the workflow (`main/turn.0/call.1/finder`, or agent and number) |
-| `activation` | its order in the session |
+| `activation` | its order in the session; a copy (`drmas.alignment.copies=physical`) has 1000000 or more |
 | `valid` | false: an invalid action |
 | `spans` | of `output`, in order: [1: sampled and in the loss, 0: observed or masked, tokens, characters] |
 | `prompt_tokens` | length of `input` |
 | `turns`, `versions` | LLM calls; oldest and newest weights that they came from |
+| `reward` | the row's own; null if its session failed. In validation verl's `score` is that of the session's last row |
 | `outcome` | the session's shared reward; null where there is none |
 | `parts`, `counts` | the activation's own reward terms and numbers |
 | `session` | the session's numbers, on its first row; else null |
@@ -29,10 +30,11 @@ Rows that were trained on or enter the statistics also have, under `trained`:
 | `tokens` | how many tokens train |
 | `copies` | how often `mgrpo` counts the row; null for other estimators |
 | `weight` | the row's weight in the loss; null: none was written, or verl wrote one a token |
-| `updated` | false: the agent is frozen or another job's |
+| `updated` | false: the agent is frozen or another job's. No row enters an update before `trainer.critic_warmup` |
 
 And the file's first row of these has `settings`: all else that decides the step's advantages, see `STEP_SETTINGS`.
-Dumps of validation have neither.
+Dumps of validation have neither. The first row that isn't padding has `rows`, how many lines the file has: a run may be
+about to write it, or have been killed meanwhile.
 """
 
 from __future__ import annotations
@@ -45,13 +47,17 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from verl_drmas.rollout.rows import FIRST_COPY
+
 FORMAT = 1
 COLUMN = "drmas"
+CONTEXT = 16  # tokens; no character has as many
 STEP_SETTINGS = (
     "estimator",  # algorithm.adv_estimator, after drmas.group_by
     "base_estimator",  # verl's estimator behind drmas.group_by=agent; else null
     "algorithm",  # the section `algorithm`, resolved
     "sessions",  # actor_rollout_ref.rollout.n
+    "sessions_played",  # that the rows are of, also those without a row of this job's agents
     "section",  # of `drmas`: agents (model, trainable, invalid_penalty), models, advantage, group_by
     "alignment",  # of mgrpo: aligned, target, mode, seed, step; else null
     "copies",  # drmas.alignment.copies under mgrpo; else null
@@ -88,9 +94,11 @@ def spans_of(mask: Sequence[int], ids: Sequence[int], text: str, decode: Callabl
     if "".join(pieces) == text:
         sizes = [len(piece) for piece in pieces]
     else:  # a character of several tokens, or a tokenizer that treats a beginning otherwise
-        marks, least = [], 0
-        for end in ends[:-1]:
-            least = max(least, min(len(text), len(decode(ids[:end]))))
+        marks, least, whole, before = [], 0, 0, 0
+        for end in ends[:-1]:  # how much longer the text grows by a run, behind some tokens that were there before
+            start = max(0, before - CONTEXT)
+            whole += len(decode(ids[start:end])) - len(decode(ids[start:before]))
+            least, before = max(least, min(len(text), whole)), end
             marks.append(least)
         marks = [0, *marks, len(text)]
         sizes = [after - before for before, after in pairwise(marks)]
@@ -129,6 +137,16 @@ class DumpedRow:
     @property
     def agent(self) -> str:
         return str(self.line["agent_id"])
+
+    @property
+    def copied(self) -> bool:
+        """It repeats another row (`drmas.alignment.copies: physical`): trained on, but nobody acted."""
+        return self.own["activation"] >= FIRST_COPY
+
+    @property
+    def reward(self) -> float | None:
+        """The row's own, before penalties and KL terms; None: its session failed."""
+        return self.own["reward"]
 
     @property
     def pieces(self) -> list[tuple[bool, str]]:
@@ -176,17 +194,42 @@ def read_step(file: Path) -> DumpedStep:
     return DumpedStep(file, int(step if step is not None else file.stem), rows, settings)
 
 
+def newest_whole(files: Mapping[int, Path]) -> tuple[DumpedStep, str]:
+    """Read what a run wrote last. The highest step may be one that is being written, or of an attempt that died before
+    the run was resumed from an earlier step.
+
+    Args:
+        files: By step, at least one.
+
+    Returns:
+        The step, and in words why it.
+
+    Raises:
+        DumpError: None can be read; of the newest.
+    """
+    why: list[DumpError] = []
+    for file in _newest_first(files):
+        try:
+            step = read_step(file)
+        except DumpError as error:
+            why.append(error)
+        else:
+            return step, "; written last" + (f" of those that can be read ({why[0]})" if why else "")
+    raise why[0]
+
+
 def _rows(file: Path) -> Iterator[DumpedRow]:
+    number, promised = 0, None
     try:
-        lines = file.open(encoding="utf-8", newline="\n")  # texts may hold other line breaks
+        lines = file.open("rb")  # texts may hold other line breaks, and a cut may part a character
     except OSError as error:
         raise DumpError(f"{file}: {error.strerror or error}; give a run's trainer.rollout_data_dir") from None
     with lines:
         for number, text in enumerate(lines, start=1):
             where = f"{file}: line {number}"
             try:
-                line = json.loads(text)
-            except ValueError as error:
+                line = json.loads(text.decode("utf-8"))
+            except ValueError as error:  # of the letters or of the JSON
                 raise DumpError(f"{where} is not JSON ({error}); the file is cut or no dump: dump it again") from None
             if not isinstance(line, dict) or "uid" not in line:
                 raise DumpError(f"{where} has no 'uid': not a dump of verl's; give a run's trainer.rollout_data_dir")
@@ -202,12 +245,19 @@ def _rows(file: Path) -> Iterator[DumpedRow]:
             if found != FORMAT:
                 raise DumpError(f"{where} has format {found!r}, and this verl-drmas reads {FORMAT}; use the run's own")
             missing = [name for name in ("input", "output", "agent_id") if name not in line]
-            missing += [f"{COLUMN}.{name}" for name in ("path", "valid", "spans") if name not in own]
+            missing += [
+                f"{COLUMN}.{name}" for name in ("path", "activation", "valid", "spans", "reward") if name not in own
+            ]
             if missing:
                 raise DumpError(f"{where} has no {missing[0]!r}: the dump was changed; take it as it was written")
+            promised = own.get("rows", promised)
             yield DumpedRow(line, file, number)
+    if promised is not None and number != promised:
+        raise DumpError(f"{file}: has {number} of its {promised} rows; it is being written, or its run was killed then")
 
 
+# What a run writes beside its logs and dumps, and what would take long to look through.
+BESIDE = ("global_step_", "checkpoints", "wandb", "node_modules", "warm_start")
 DEEPEST = 4  # folders below the one that is named
 
 
@@ -228,12 +278,14 @@ def find_dumps(run: Path) -> dict[int, Path]:
     if not run.is_dir():
         raise DumpError(f"{run}: no such file or folder; give a run's trainer.rollout_data_dir")
     folders = {folder: files for folder, files in _folders(run, 0)}
+    unread: list[DumpError] = []
     if len(folders) > 1:
-        trained = {folder: files for folder, files in folders.items() if _was_trained(min(files.items())[1])}
+        trained = {folder: files for folder, files in folders.items() if _was_trained(files, unread)}
         folders = trained or folders
     if len(folders) > 1:
         names = ", ".join(str(folder) for folder in folders)
-        raise DumpError(f"{run}: holds the dumps of several runs or jobs; name one of {names}")
+        why = f" ({unread[0]})" if unread else ""
+        raise DumpError(f"{run}: holds the dumps of several runs or jobs; name one of {names}{why}")
     if not folders:
         raise DumpError(f"{run}: no rollout dumps (<step>.jsonl); set trainer.rollout_data_dir in the run, and name it")
     (files,) = folders.values()
@@ -254,12 +306,22 @@ def _folders(folder: Path, depth: int) -> Iterator[tuple[Path, dict[int, Path]]]
         return
     if depth < DEEPEST:
         for child in children:
-            if child.is_dir() and not child.is_symlink() and not child.name.startswith((".", "global_step_")):
+            if child.is_dir() and not child.is_symlink() and not child.name.startswith((".", *BESIDE)):
                 yield from _folders(child, depth + 1)
 
 
-def _was_trained(file: Path) -> bool:
-    try:
-        return any(row.trained for row in _rows(file))
-    except DumpError:
-        return False
+def _was_trained(files: Mapping[int, Path], unread: list[DumpError]) -> bool:
+    """By the newest file that can be read; if none can, the newest one's error goes to `unread`."""
+    errors = []
+    for file in _newest_first(files):
+        try:
+            return any(row.trained for row in _rows(file))
+        except DumpError as error:
+            errors.append(error)
+    unread += errors[:1]
+    return False
+
+
+def _newest_first(files: Mapping[int, Path]) -> list[Path]:
+    steps = sorted(files, key=lambda step: (files[step].stat().st_mtime_ns, step), reverse=True)
+    return [files[step] for step in steps]

@@ -15,7 +15,7 @@ from delegate_job import STEPS, rows, stages
 from metric_page import of_run
 from pair_job import Pair, of_main, of_sub
 
-from verl_drmas.trainer.sub import WHOLE_TEAM
+from verl_drmas.trainer.metrics import WHOLE_TEAM
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 

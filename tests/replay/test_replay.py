@@ -13,11 +13,20 @@ from verl_drmas.replay.arms import NAMES, arm_of
 from verl_drmas.replay.compare import compare
 from verl_drmas.replay.run import Trained, replay
 from verl_drmas.support import GROUP_ESTIMATORS
+from verl_drmas.trainer.metrics import WHOLE_TEAM
 
 STEP = 2
 MORE = {
     "stock grpo": {"estimator": "grpo", "weights": False},
     "stock rloo": {"estimator": "rloo", "weights": False},
+    "rloo by agent, with KL": {
+        "estimator": "drmas_per_agent",
+        "base": "rloo",
+        "group_by": "agent",
+        "kl": 0.3,
+        "weights": False,
+    },
+    "drmas, with KL": {"estimator": "drmas", "kl": 0.3, "weights": False},
 }
 ALL = CASES | MORE
 
@@ -68,6 +77,8 @@ def test_what_was_trained_comes_again_to_the_bit(name, runs):
     assert pushed > 10
     made = compare(trained, again)
     assert made.same and made.difference == 0.0 and again.arm.own and not made.broken
+    own = [row.trained["reward"] != row.reward for row in trained.rows]
+    assert all(own) if "KL" in name else not any(own)
 
 
 def test_the_metrics_are_those_that_were_logged(queue, tmp_path):
@@ -215,9 +226,16 @@ def test_what_the_rows_cant_tell_is_refused_with_the_reason(case, name, changes,
 def test_one_job_of_a_pair_knows_its_own_agents_only(queue, tmp_path):
     url = f"sqlite:///{tmp_path}/pair.db"
     main, sub = player("main", url, ALL["sample"], seed=2), trainee(url, ALL["sample"], dump=str(tmp_path / "sub"))
-    train(main, 1), train(sub, 1)
+    logged = (train(main, 1), train(sub, 1))[1]["sub"].metrics
     sub.consumer.detach()
     file = tmp_path / "sub" / "1.jsonl"
+    found = by(file).replayed.metrics
+    assert found and found == {name: logged[name] for name in found}  # over all sessions that were played
+    assert not any(WHOLE_TEAM.match(name) for name in found)
+    report = command(file, "--step", 1).stdout
+    assert {
+        tuple(cell.strip() for cell in line.split("|")[8:11]) for line in report.splitlines() if "| mgrpo |" in line
+    } == {("-", "-", "-")}
     assert by(file).same and not by(file, "drmas").same
     for name in ("grpo_team", "drmas_mean", "grpo"):
         with pytest.raises(DumpError, match=f"one job's agents of a pair, and {name} compares an agent with its team"):

@@ -11,9 +11,10 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopW
 from verl.trainer.ppo.v1 import agent_loop_tq
 
 from verl_drmas.config import parse
+from verl_drmas.plain import plain_values
 from verl_drmas.rollout import delivery as delivery_module
 from verl_drmas.rollout.activation import Activation
-from verl_drmas.rollout.delivery import NO_STORE, NOTE_PATIENCE, Delivery, packed, plain_values
+from verl_drmas.rollout.delivery import NO_STORE, NOTE_PATIENCE, Delivery, packed
 from verl_drmas.rollout.worker import TeamWorker
 from verl_drmas.store.codec import pack, unpack
 from verl_drmas.store.consumer import Consumer

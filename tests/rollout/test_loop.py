@@ -137,6 +137,14 @@ def engines(config, clients):
     return loop, loop.engines
 
 
+@pytest.mark.parametrize("validate", [False, True])
+def test_rows_bear_what_dumps_tell_only_where_there_are_dumps(validate, make):
+    """In a pair they would go through its store as well."""
+    for key in ("rollout_data_dir", "validation_data_dir"):
+        _, rows = play(*make({"base": {}}, **{f"trainer.{key}": "out"}), validate=validate)
+        assert {"told" in row.extra_fields for row in rows} == {key.startswith("validation") == validate}
+
+
 # -- one engine a model ------------------------------------------------------------------------------------------------
 
 

@@ -122,7 +122,8 @@ def play(
     async def session():
         trainer = DictConfigWrap(OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}}))
         loop = Loop(trainer, client, tokenizer, None, None, DictConfigWrap(OmegaConf.create({})), family)
-        team = TrainingTeam(config, {"base": Engine("base", client, loop)}, TASK, {"temperature": 1.0}, workflow.agents)
+        engines = {"base": Engine("base", client, loop)}
+        team = TrainingTeam(config, engines, TASK, {"temperature": 1.0}, workflow.agents, dumped=True)
         try:
             outcome = await workflow.run(Task(**{**vars(TASK), "question": "[main] Who leads it?"}), team)
         except SessionFailed as failure:

@@ -31,3 +31,11 @@ def test_it_is_short_and_json_whatever_it_is():
     assert len(made["calls"]) == len(made["passages"]) == MOST_ITEMS
     assert all(len(text) <= MOST + 6 for passage in made["passages"] for text in passage.values())
     assert len(made["calls"][0]["arguments"]) <= MOST + 6
+
+
+def test_half_a_character_can_be_written():
+    call = ToolCall(name="\udc00", arguments=json.loads(r'{"q": "\ud800"}'))
+    made = told(Action(agent_id="a", parsed="\udfff" * MOST), [(0, call)])
+    json.dumps(made, ensure_ascii=False).encode()
+    assert made["calls"] == [{"turn": 0, "name": r"\udc00", "arguments": r'{"q": "\ud800"}'}]
+    assert made["parsed"].startswith(r"\udfff\udfff") and len(made["parsed"]) <= MOST + 6

@@ -103,7 +103,8 @@ def test_an_activation_says_what_it_earned(tmp_path):
         activation("a", "a.3", [(True, "x")], order=3, fault="retrieval", ours={"copies": 0.0, "reward": 0.75}),
         activation("a", "a.4", [(True, "x")], order=1_000_000, parts={"judge": 0.5}),
     ]  # fmt: skip
-    (prompt,) = view(tmp_path, rows).prompts
+    shown = view(tmp_path, rows)
+    (prompt,) = shown.prompts
     (session,) = prompt.sessions
     made = session.activations
     assert chips(made[0]) == ["reward 0.9", "A -1.25", "invalid -0.1"] and made[0].advantage == -1.25
@@ -113,6 +114,7 @@ def test_an_activation_says_what_it_earned(tmp_path):
     assert chips(made[3]) == ["reward 1", "A +0.5", "fault: retrieval", "dropped by alignment"]
     assert ("reward with its KL term", "0.75") in made[3].numbers
     assert "a copy" in chips(made[4]) and ("part judge", "0.5") in made[4].numbers
+    assert session.count == 4 and shown.table[0][0] == "4" and shown.count == 4  # nobody acted in it
     assert prompt.gold == "42" and chips(session) == ["outcome 0.9"]
 
 
@@ -126,6 +128,19 @@ def test_a_failed_session_has_no_reward(tmp_path):
     assert chips(failed.activations[0]) == [] and chips(other) == ["outcome 1"]
     assert ("failed", "1 session of the step, whose rows nothing trained on") in made.facts
     assert made.table == [["1", "1", "none", "none", "0", "1"], ["1", "1", "1.000", "0.500", "0", "1"]]
+
+
+@pytest.mark.parametrize(("value", "said"), [("nan", "nan"), ("inf", "inf"), ("-inf", "-inf"), (None, "much")])
+def test_what_is_no_number_is_shown_as_it_is(value, said, tmp_path):
+    value, reward = ("much", 2.0) if value is None else [float(value)] * 2  # verl's rewards are numbers
+    odd = {"outcome": value, "parts": {"judge": value}, "session": {"rounds": value}}
+    made = view(tmp_path, [activation("a", "a.0", [(True, "x")], reward=reward, acc=1.0, **odd)])
+    (session,) = made.prompts[0].sessions
+    (card,) = session.activations
+    assert chips(session) == [f"outcome {said}", "right 1"] and ("rounds", said) in session.numbers
+    assert ("part judge", said) in card.numbers
+    assert chips(card)[0] == ("reward 2" if said == "much" else f"reward {said}")
+    assert f"outcome {said}" in to_html(made, "run")
 
 
 def test_calls_stand_in_their_turn_at_any_depth(tmp_path):
@@ -190,12 +205,30 @@ def test_one_page_a_step(tmp_path):
     out = tmp_path / "out"
     done = run(tmp_path / "run", "--out", out)
     assert done.exit_code == 0 and [p.name for p in out.iterdir()] == ["step_10.html"]
-    assert "step_10.html: all 24 sessions of 6 prompts" in done.stdout
+    assert "step_10.html: all 24 sessions of 6 prompts; written last\n" in done.stdout
     assert run(tmp_path / "run", "--out", out, "--step", 1, "--step", 2, "--sessions", 4).exit_code == 0
     assert "<h1>Step 2 of " in (out / "step_2.html").read_text(encoding="utf-8")
     assert (out / "step_1.html").read_text(encoding="utf-8").count('class="session"') == 4
     assert run(tmp_path / "run", "--out", tmp_path / "all", "--all").exit_code == 0
     assert len(list((tmp_path / "all").iterdir())) == 3
+
+
+def test_all_steps_but_those_that_cant_be_shown(tmp_path):
+    rows = tmp_path / "rows"
+    write_step(rows, sessions(), step=1)
+    write_step(rows, {key: own for key, own in sessions().items() if key[0] == 10}, step=2)
+    write_step(rows, sessions(), step=4)
+    done = run(rows, "--out", tmp_path / "out", "--all", "--prompt", 20)
+    assert done.exit_code == 0 and "step 2: left out" in done.stdout
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["step_1.html", "step_4.html"]
+    (rows / "3.jsonl").write_text("{")
+    done = run(rows, "--out", tmp_path / "more", "--all")
+    assert done.exit_code == 1 and "3.jsonl: line 1 is not JSON" in done.stderr
+    assert sorted(p.name for p in (tmp_path / "more").iterdir()) == ["step_1.html", "step_2.html", "step_4.html"]
+    (rows / "3.jsonl").unlink()
+    done = run(rows, "--out", tmp_path / "none", "--all", "--prompt", 5)
+    assert done.exit_code == 1 and "prompt 5 is in none of its steps (1, 2, 4)" in done.stderr
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(

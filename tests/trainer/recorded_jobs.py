@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+from verl.trainer.ppo.core_algos import FixedKLController
 
 from verl_drmas.config import parse
 from verl_drmas.placement import Pool
@@ -193,11 +194,18 @@ class TrainedModel(Policy):
         actor = {"loss_agg_mode": "seq-mean-token-mean"}
         self.config = OmegaConf.create({"actor_rollout_ref": {"actor": actor}})
         self.updates_per_step, self.use_critic, self.weights = 4, False, weights
+        self.use_reference_policy = True  # asked only where the job has one
         self.seen = []
 
     def _compute_old_log_prob(self, batch, metrics):
         data = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["rollout_log_probs"])
         data["old_log_probs"] = data.pop("rollout_log_probs") * 0.5
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data)
+        return batch
+
+    def _compute_ref_log_prob(self, batch, metrics):
+        data = tq.kv_batch_get(batch.keys, batch.partition_id, select_fields=["rollout_log_probs"])
+        data["ref_log_prob"] = data.pop("rollout_log_probs") * 0.7
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=data)
         return batch
 
@@ -225,10 +233,11 @@ class Trained:
         return [row for row in self.batch if row != "padding"]
 
 
-def algorithm(estimator):
+def algorithm(estimator, kl=None):
     return {
         "adv_estimator": estimator,
-        "use_kl_in_reward": False,
+        "use_kl_in_reward": kl is not None,
+        "kl_penalty": "kl",
         "gamma": 1.0,
         "lam": 1.0,
         "norm_adv_by_std_in_grpo": True,
@@ -268,7 +277,7 @@ def job(cls, name, url, case, dump=None):
     made.config = OmegaConf.create(
         {
             "data": {"train_batch_size": PROMPTS},
-            "algorithm": algorithm(estimator),
+            "algorithm": algorithm(estimator, case.get("kl")),
             "actor_rollout_ref": {"rollout": rollout},
             "trainer": {"critic_warmup": 0, "v1": {}, "rollout_data_dir": dump},
         }
@@ -282,7 +291,8 @@ def job(cls, name, url, case, dump=None):
     made.transcripts = Transcripts({model_id: Letters("aA"[i]) for i, model_id in enumerate(section.models)})
     made._init_dump_executor()
     made._collapse, made.workflow, made.curr_step_profile = CollapseWatch(), None, False
-    made.use_critic = made.use_reference_policy = False
+    made.use_critic, made.use_reference_policy = False, "kl" in case
+    made.kl_ctrl_in_reward = FixedKLController(case.get("kl"))
     made.trainer_mode, made.parameter_sync_step = "sync", 1
     made.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
     made.lanes = Lanes({"run": Pool("run", 1, 1, tuple(section.models))})

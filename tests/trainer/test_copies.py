@@ -11,10 +11,10 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_drmas.advantage import mgrpo_advantage
-from verl_drmas.rollout.rows import Row
+from verl_drmas.rollout.rows import FIRST_COPY, Row
 from verl_drmas.trainer import copies as module
 from verl_drmas.trainer.alignment import StepAlignment, copies_of, places
-from verl_drmas.trainer.copies import FIRST, make_copies
+from verl_drmas.trainer.copies import make_copies
 from verl_drmas.trainer.metrics import workflow_metrics
 from verl_drmas.trainer.row_weights import put_row_weights
 
@@ -84,7 +84,7 @@ def test_dropped_rows_are_cleared_and_copies_stored_under_keys_of_their_own(stor
     batch, rows = copied()
     assert store.cleared == ["b_0_1"]
     sources = ["a_0_2", "a_1_1", "a_1_1", "b_0_3"]
-    new = [f"a_0_{FIRST}", f"a_1_{FIRST + 1}", f"a_1_{FIRST + 2}", f"b_0_{FIRST + 3}"]
+    new = [f"a_0_{FIRST_COPY}", f"a_1_{FIRST_COPY + 1}", f"a_1_{FIRST_COPY + 2}", f"b_0_{FIRST_COPY + 3}"]
     assert store.got == [sources]
     ((keys, fields, tags),) = store.put
     assert (keys, fields) == (new, f"fields of {','.join(sources)}")
@@ -104,11 +104,13 @@ def test_copies_tags_are_not_the_rows_own(store):
 
 def test_a_copy_is_its_row_but_for_its_number_and_the_sessions_numbers(store):
     _, rows = copied(copies={**COPIES, "a_0_0": 2})
-    copy = rows[f"a_0_{FIRST}"]
+    copy = rows[f"a_0_{FIRST_COPY}"]
     source = ROWS["a_0_0"]
     assert source.metrics is not None and copy.metrics is None
-    assert vars(copy) == {**vars(source), "activation": FIRST, "metrics": None}
-    assert Row.read(f"a_0_{FIRST}", {"agent_id": "main", "path": "main.0"}, 0, "base") == copy  # verl's form of a key
+    assert vars(copy) == {**vars(source), "activation": FIRST_COPY, "metrics": None}
+    assert (
+        Row.read(f"a_0_{FIRST_COPY}", {"agent_id": "main", "path": "main.0"}, 0, "base") == copy
+    )  # verl's form of a key
 
 
 def test_nothing_to_copy_or_drop_asks_the_store_nothing(store):
@@ -222,7 +224,7 @@ def test_real_copies_hold_what_their_rows_hold_and_pass_verls_later_steps(queue)
     for key, row in rows.items():
         source = next(k for k, r in ROWS.items() if (r.uid, r.session, r.path) == (row.uid, row.session, row.path))
         assert plain(key) == before[source], key
-    assert sum(row.activation >= FIRST for row in rows.values()) == 4
+    assert sum(row.activation >= FIRST_COPY for row in rows.values()) == 4
 
     # The trainer writes a field into every row; verl pads with a row made from the batch's first.
     batch.reorder(list(range(len(batch)))[::-1])

@@ -204,6 +204,20 @@ def test_verls_baseline_estimator_takes_each_agents_mean_before_it_whitens():
 
 
 @pytest.mark.parametrize("place", ["inside", "outside"])
+def test_a_rewards_kl_terms_count_as_their_sum_to_the_bit(place):
+    """A dump keeps the sum, and `verl-drmas replay` has nothing else."""
+    step, rewards, mask = batch(prompts=9, sessions=5, base="rloo", invalid=True, options={"penalty": place})
+    for row in step.section.agents.values():
+        row.invalid_penalty = 0.3
+    rewards = rewards - 0.1 * torch.rand(rewards.shape, generator=torch.Generator().manual_seed(0)) * mask
+    summed = torch.zeros_like(rewards)
+    summed[:, -1] = rewards.sum(-1)
+    advantage, _ = run(step, rewards, mask, estimators.PER_AGENT)
+    again, _ = run(step, summed, mask, estimators.PER_AGENT)
+    assert torch.equal(advantage, again) and advantage.abs().max() > 0.5
+
+
+@pytest.mark.parametrize("place", ["inside", "outside"])
 def test_verls_own_estimators_take_the_penalty_too(place):
     step, rewards, mask = batch(sessions=5, base="rloo", invalid=True, options={"penalty": place})
     before = rewards.clone()

@@ -5,11 +5,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import recorded_jobs
 import torch
 from recorded_jobs import CALLS, CASES, MASKED, SUBS, K, player, train, trainee
 
 from verl_drmas.dumps import COLUMN, STEP_SETTINGS, DumpError, read_step
+from verl_drmas.rollout.told import told
 from verl_drmas.trainer.records import one_number, plain
+from verl_drmas.workflows import Action
+from verl_drmas.workflows.tools import ToolCall
 
 STEPS = tuple(CALLS)
 
@@ -70,6 +74,15 @@ def test_a_row_says_where_it_stands_and_how_it_went(dumped):
     assert Counter(row.trained["copies"] for row in step.rows if row.trained)[0.0] > 0
 
 
+def test_copies_repeat_no_numbers_of_their_session_and_drops_lose_none(dumped):
+    ((file, _), *_) = dumped("physical")
+    rows = read_step(file).rows
+    sessions = {row.place[:2] for row in rows if not row.line.get("failed")}
+    having = [row for row in rows if row.own["session"] is not None]
+    assert any(row.copied for row in rows) and not any(row.copied for row in having)
+    assert len(having) == len(sessions) and any(row.own["activation"] > 0 for row in having)  # an heir's
+
+
 def test_a_failed_sessions_rows_were_not_trained(dumped):
     ((file, _), _) = dumped("drmas")
     masked = [row for row in read_step(file).rows if row.line.get("failed")]
@@ -126,15 +139,46 @@ def test_an_estimators_values_that_differ_by_token_are_listed():
 
 
 def test_a_workflows_odd_values_dont_break_a_dump():
-    made = plain({"a": np.float32(0.5), 3: (np.arange(2), torch.ones(1)), "c": {"d": object}, "e": None})
-    assert made == {"a": 0.5, "3": [[0, 1], [1.0]], "c": {"d": str(object)}, "e": None}
+    odd = np.array([[np.int64(2), {"x": np.ones(1)}]], dtype=object)
+    made = plain({"a": np.float32(0.5), 3: (np.arange(2), torch.ones(1)), "c": {"d": object}, "e": None, "f": odd})
+    assert made == {"a": 0.5, "3": [[0, 1], [1.0]], "c": {"d": str(object)}, "e": None, "f": [[2, {"x": [1.0]}]]}
     json.dumps(made)
+
+
+def test_what_a_model_said_cannot_end_the_training(queue, tmp_path, monkeypatch):
+    """JSON of a call may hold half a character as an escape; verl's writer would fail at the next dump."""
+    played = recorded_jobs.session_rows
+    call = ToolCall(name="search\ud800", arguments=json.loads('{"\\udc00": "a\\ud800b"}'))
+    said = told(Action(agent_id="finder", parsed="\udfffx"), [(0, call)])
+
+    def with_halves(*args):
+        rows = played(*args)
+        for row in rows:
+            row.extra_fields |= {"told": said, "fault": "half \ud800"}
+            row.extra_fields["counts"] |= {"\ud801": 1.0}
+        return rows
+
+    monkeypatch.setattr(recorded_jobs, "session_rows", with_halves)
+    made = player("one", "", CASES["drmas"], seed=1, dump=str(tmp_path))
+    made.transcripts.tokenizers["sub"].decode = lambda ids, skip_special_tokens: "\ud805" * len(ids)
+    train(made, 1)
+    rows = read_step(tmp_path / "1.jsonl").rows
+    (call,) = rows[0].own["told"]["calls"]
+    assert call == {"turn": 0, "name": r"search\ud800", "arguments": r'{"\udc00": "a\ud800b"}'}
+    assert rows[0].own["told"]["parsed"] == r"\udfffx" and rows[0].own["counts"][r"\ud801"] == 1.0
+    assert {row.line["fault"] for row in rows} == {r"half \ud800"}
+    finder = next(row for row in rows if row.agent == "finder")
+    assert "".join(text for _, text in finder.pieces) == finder.line["output"] == r"\ud805" * len(finder.mask)
 
 
 def test_a_cut_file_is_refused_with_its_line(dumped, tmp_path):
     ((file, _), _) = dumped("drmas")
     cut = tmp_path / "1.jsonl"
-    cut.write_text(file.read_text(encoding="utf-8")[:-100], encoding="utf-8")
-    lines = sum(1 for _ in cut.open(encoding="utf-8"))
+    whole = file.read_text(encoding="utf-8")
+    lines = whole.count("\n")
+    cut.write_text(whole[: whole.rindex("\n", 0, -1) + 1], encoding="utf-8")  # between two rows
+    with pytest.raises(DumpError, match=rf"has {lines - 1} of its {lines} rows"):
+        read_step(cut)
+    cut.write_text(whole[:-100], encoding="utf-8")
     with pytest.raises(DumpError, match=rf"1\.jsonl: line {lines} is not JSON"):
         read_step(cut)

@@ -7,13 +7,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from verl_drmas.dumps import read_step
+from verl_drmas.trace.choose import choose
+from verl_drmas.trace.view import view_of
 from verl_drmas.trainer import transcripts as transcripts_module
 from verl_drmas.trainer.transcripts import Transcripts, final_keys
+from verl_drmas.trainer.written import WrittenTrainer
 
 
 class Tokenizer:
@@ -44,7 +49,7 @@ class Store:
     """TransferQueue's key-value calls over a dict of rows: (prompt ids, response ids, extra fields)."""
 
     def __init__(self, rows, masks=None):
-        self.rows, self.masks, self.asked = rows, masks or {}, []
+        self.rows, self.masks, self.rewards, self.asked = rows, masks or {}, {}, []
 
     def kv_batch_get(self, keys, partition_id, select_fields):
         self.asked.append((list(keys), partition_id))
@@ -58,7 +63,7 @@ class Store:
             "extra_fields": NonTensorStack(*extra),
             "index": NonTensorStack(*range(len(keys))),
             "uid": NonTensorStack(*(key.rsplit("_", 2)[0] for key in keys)),
-            "rm_scores": torch.ones(len(keys), 1),
+            "rm_scores": torch.tensor([[self.rewards.get(key, 1.0)] for key in keys]),
             "num_turns": torch.ones(len(keys)),
         }
         return TensorDict({name: known[name] for name in select_fields if name in known}, batch_size=len(keys))
@@ -259,3 +264,30 @@ def test_verls_validation_writes_the_other_familys_letters(monkeypatch):
     assert validator.rewritten == (["E", "GHI"], ["F", "A"])
     assert validator.rewritten_dump == (["ab", "E", "GHI"], ["cd", "F", "A"])
     assert validator.speakers["agent_id"] == ["solver", "verifier", "solver"]
+
+
+class WrittenValidator(Validator, WrittenTrainer):
+    """Writes the dump that a team trainer writes."""
+
+    _maybe_log_val_generations = WrittenTrainer._maybe_log_val_generations
+    _dump_generations = WrittenTrainer._dump_generations
+
+
+def test_a_validations_rows_have_rewards_of_their_own(monkeypatch, tmp_path):
+    """verl's `score` is that of each session's last row."""
+    made = Store(dict(ROWS) | {"u_2_0": ([1], [2], {"agent_id": "solver", "failed": "retrieval"})})
+    made.rewards = {"u_0_0": 0.25, "u_0_1": 1.0, "u_1_0": 0.5, "u_2_0": 0.0}
+    for module in (trainer_base, transcripts_module):
+        monkeypatch.setattr(module, "tq", made)
+    validator = WrittenValidator([batch(["u_0_1", "u_0_0"]), batch(["u_1_0", "u_2_0"])], Transcripts(TOKENIZERS))
+    validator.config.trainer = OmegaConf.create({"validation_data_dir": str(tmp_path), "log_val_generations": 0})
+    validator._init_dump_executor()
+    validator._validate()
+    validator._shutdown_dump_executor()
+    step = read_step(tmp_path / "3.jsonl")
+    assert [(row.agent, row.line["score"]) for row in step.rows][:2] == [("solver", 1.0), ("verifier", 1.0)]
+    assert [row.reward for row in step.rows] == [0.25, 1.0, 0.5, None]
+    shown = view_of(step, choose(step, most=9))
+    cards = [card for prompt in shown.prompts for session in prompt.sessions for card in session.activations]
+    assert {card.row.line["uid"]: card.reward for card in cards} == {**made.rewards, "u_2_0": None}
+    assert [cells[2] for cells in shown.table] == ["0.375", "1.000"]

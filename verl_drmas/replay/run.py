@@ -16,7 +16,7 @@ from verl_drmas.dumps import DumpedRow, DumpedStep, DumpError
 from verl_drmas.replay.arms import Arm
 from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer import estimators  # noqa: F401  (registers them in verl)
-from verl_drmas.trainer.metrics import agent_metrics
+from verl_drmas.trainer.metrics import agent_metrics, without_team
 from verl_drmas.trainer.step import StepRows
 
 
@@ -81,7 +81,7 @@ class Replayed:
         arm: The estimator.
         tokens: Of each row's trained tokens, float32 (tokens,) each.
         copies: As `mgrpo` counts rows, float64 (rows,); None for others.
-        metrics: `drmas/agent/...`, as the trainer logs them.
+        metrics: `drmas/agent/...`, as the trainer logs them; of one job of a pair without those of the whole team.
     """
 
     arm: Arm
@@ -130,7 +130,9 @@ def replay(trained: Trained, arm: Arm) -> Replayed:
         step.scores = rewards.sum(-1).double().numpy()
         step.advantage = np.array([float(own[0]) if len(own) else 0.0 for own in tokens])
         step.tokens = trained.mask.sum(-1).numpy()
-    return Replayed(arm, tokens, step.copies, agent_metrics(step))
+    settings = trained.step.settings
+    metrics = agent_metrics(step, sessions=settings["sessions_played"])
+    return Replayed(arm, tokens, step.copies, metrics if settings["whole_team"] else without_team(metrics))
 
 
 def _row(row: DumpedRow) -> Row:

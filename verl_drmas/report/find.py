@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_drmas.dumps import BESIDE
 from verl_drmas.report.readers import EVENTS, Kind, kind_of, read_files
 from verl_drmas.report.runlog import RunLog, RunLogError, Step
 from verl_drmas.report.settings import Settings, read_settings
@@ -33,8 +34,7 @@ PLAIN = {
 } | {
     *("tensorboard", "tensorboard_log", "tb", "terminal", "job"),
 }
-# What a run writes beside its logs, and what would take long to look through.
-ELSEWHERE = ("global_step_", "checkpoints", "rollouts", "wandb", "node_modules", "warm_start")
+ELSEWHERE = (*BESIDE, "rollouts")  # the dumps' usual folder
 TEXT = (".log", ".txt", ".out")
 EVALUATION = {"workflow", "samples", "sources", "sessions"}  # keys of what `verl-drmas eval --json` writes
 DEEPEST = 6  # folders below the one that is named

@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from verl_drmas.config import DrmasConfig
+from verl_drmas.plain import plain_values
 from verl_drmas.rollout.activation import Activation
 from verl_drmas.store.codec import PackedRow
 from verl_drmas.store.errors import StoreError
@@ -128,14 +129,3 @@ def packed(row: Activation, position: int) -> PackedRow:
         max_version=int(row.extra_fields["max_global_steps"]),
         fields=fields,
     )
-
-
-def plain_values(value: Any) -> Any:
-    """The value with NumPy's numbers and arrays as Python's, which JSON can hold."""
-    if isinstance(value, dict):
-        return {str(k): plain_values(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_values(v) for v in value]
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    return value

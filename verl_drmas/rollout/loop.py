@@ -20,6 +20,7 @@ from verl_drmas.check import LOOP_NAME, build_workflow, read_section
 from verl_drmas.rollout.client import TeamClient
 from verl_drmas.rollout.team import Engine, TrainingTeam
 from verl_drmas.rollout.verl_tools import as_tools
+from verl_drmas.support import get
 from verl_drmas.workflows import SessionFailed, Task
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ class TeamLoop(AgentLoopBase):
     def __init__(self, *args: Any, tools: ToolListWrap | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.section = read_section(self.config)
+        folders = {False: "trainer.rollout_data_dir", True: "trainer.validation_data_dir"}
+        self.dumped = {validate: bool(get(self.config, key)) for validate, key in folders.items()}
         self.workflow = build_workflow(self.section)
         self.workflow.bring(as_tools(tools.tools if tools else [], self.rollout_config.multi_turn))
         engines = self._build_engines()
@@ -107,7 +110,8 @@ class TeamLoop(AgentLoopBase):
             SessionFailed: The session has no outcome.
         """
         task = read_task(kwargs, VALIDATE.get())
-        team = TrainingTeam(self.section, self.engines, task, sampling_params, self.workflow.agents)
+        dumped = self.dumped[task.validate]
+        team = TrainingTeam(self.section, self.engines, task, sampling_params, self.workflow.agents, dumped=dumped)
         try:
             outcome = await self.workflow.run(task, team)
         except SessionFailed as failure:

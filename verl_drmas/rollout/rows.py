@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 DEFAULT_AGENT = "default"
+FIRST_COPY = 1_000_000  # activation numbers of copies (`drmas.alignment.copies: physical`) begin here; no session's do
 
 
 @dataclass(frozen=True)

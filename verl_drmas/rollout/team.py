@@ -72,6 +72,7 @@ class TrainingTeam(Team):
         task: The session's task.
         sampling: verl's sampling parameters of this rollout.
         agents: Agents the workflow declares.
+        dumped: Whether the rows are dumped, and so bear what `told.py` tells of them.
     """
 
     def __init__(
@@ -81,7 +82,10 @@ class TrainingTeam(Team):
         task: Task,
         sampling: dict[str, Any],
         agents: Sequence[str],
+        *,
+        dumped: bool = False,
     ):
+        self.dumped = dumped
         self.config, self.engines, self.task, self.sampling = config, engines, task, sampling
         self.actions: list[Action] = []
         self.conversations: list[TrainingConversation] = []
@@ -335,7 +339,7 @@ class TrainingConversation(Conversation):
                 "path": self.path,
                 "fault": action.fault,
                 "reward_parts": {k: float(v) for k, v in action.reward_parts.items()},
-                "told": told(action, self.calls),
+                **({"told": told(action, self.calls)} if self.team.dumped else {}),
                 "counts": {**self.counts, "turns": float(action.turns), "truncated": float(action.truncated)},
             },
         )

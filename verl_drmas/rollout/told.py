@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from verl_drmas.plain import encodable
 from verl_drmas.workflows import Action
 from verl_drmas.workflows.tools import ToolCall
 
@@ -45,5 +46,6 @@ def _arguments(call: ToolCall) -> str | None:
 
 
 def short(text: str) -> str:
-    """The text, without what is beyond its room."""
+    """The text as a file can hold it, without what is beyond its room."""
+    text = encodable(text[: MOST + 1])
     return text if len(text) <= MOST else f"{text[:MOST]} [...]"

@@ -40,7 +40,7 @@ def choose(step: DumpedStep, *, most: int, prompts: Sequence[int] = (), seed: in
     found: dict[tuple[int, str], dict[int, list[DumpedRow]]] = {}
     for row in step.rows:
         prompt, session, _ = row.place
-        found.setdefault((int(row.line.get("index") or 0), prompt), {}).setdefault(session, []).append(row)
+        found.setdefault((_index(row), prompt), {}).setdefault(session, []).append(row)
     found = {key: dict(sorted(sessions.items())) for key, sessions in sorted(found.items())}
     total = sum(map(len, found.values()))
     if prompts:
@@ -58,6 +58,15 @@ def choose(step: DumpedStep, *, most: int, prompts: Sequence[int] = (), seed: in
             left -= len(kept[key])
     kept = {key: kept[key] for key in found if key in kept}
     return Chosen(kept, _said(kept, found, total, f"chosen by seed {seed}"))
+
+
+def indices_of(step: DumpedStep) -> set[int]:
+    """Dataset indices of its prompts."""
+    return {_index(row) for row in step.rows}
+
+
+def _index(row: DumpedRow) -> int:
+    return int(row.line.get("index") or 0)
 
 
 def _said(kept: dict, found: dict, total: int, how: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -79,7 +80,7 @@ class View:
         agents: Their names; a page calls them by number.
         table: Per agent, over the whole step: activations, sessions, reward, |advantage|, invalid ones, sampled tokens.
         prompts: What is shown.
-        count: Activations shown.
+        count: Activations shown, without copies.
     """
 
     step: int
@@ -141,19 +142,18 @@ def _session(number: int, rows: list[DumpedRow], agents: list[str]) -> Session:
     if failed := next((row.line["failed"] for row in rows if row.line.get("failed")), ""):
         chips.append((f"failed: {failed}", "bad"))
     elif outcome is not None:
-        chips.append((f"outcome {short(outcome)}", "good" if outcome > 0 else "bad"))
+        chips.append((f"outcome {short(outcome)}", _rated(outcome)))
         if acc is not None and acc != outcome:
-            chips.append((f"right {short(acc)}", "good" if acc > 0 else "bad"))
+            chips.append((f"right {short(acc)}", _rated(acc)))
     numbers = next((row.own["session"] for row in rows if row.own.get("session")), None) or {}
     made = [_activation(row, agents) for row in rows]
     shown = [(name, short(value)) for name, value in sorted(numbers.items()) if name != "outcome"]
-    return Session(number, chips, shown, _nested(made), len(made))
+    return Session(number, chips, shown, _nested(made), sum(not row.copied for row in rows))
 
 
 def _activation(row: DumpedRow, agents: list[str]) -> Activation:
-    own, trained, line = row.own, row.trained or {}, row.line
+    own, trained, line, reward = row.own, row.trained or {}, row.line, row.reward
     advantage, chips = trained.get("advantage"), []
-    reward = None if line.get("failed") else line.get("score")
     if reward is not None:
         chips.append((f"reward {short(reward)}", ""))
     if isinstance(advantage, list):
@@ -170,7 +170,7 @@ def _activation(row: DumpedRow, agents: list[str]) -> Activation:
     copies = trained.get("copies")
     if copies is not None and copies != 1:
         chips.append(("dropped by alignment" if not copies else f"counts {short(copies)} times", "quiet"))
-    if own["activation"] >= 1_000_000:
+    if row.copied:
         chips.append(("a copy", "quiet"))
     if trained and not trained["updated"]:
         chips.append(("not trained here", "quiet"))
@@ -185,7 +185,7 @@ def _numbers(row: DumpedRow) -> list[tuple[str, str]]:
     numbers: dict[str, Any] = {"prompt tokens": own.get("prompt_tokens"), "sampled tokens": sampled}
     if observed:
         numbers["masked tokens"] = observed
-    if trained and trained["reward"] != row.line.get("score"):
+    if trained and trained["reward"] != row.reward:
         numbers["reward with its KL term"] = trained["reward"]
     numbers |= {f"part {name}": value for name, value in (own.get("parts") or {}).items()}
     numbers |= {
@@ -201,7 +201,7 @@ def _numbers(row: DumpedRow) -> list[tuple[str, str]]:
 
 def _nested(activations: list[Activation]) -> list[Activation]:
     """The activations in the order in which they began, each inside the turn that called it."""
-    by_path = {made.row.own["path"]: made for made in activations if made.row.own["activation"] < 1_000_000}
+    by_path = {made.row.own["path"]: made for made in activations if not made.row.copied}
     top: list[Activation] = []
     for made in sorted(activations, key=lambda made: made.row.own["activation"]):
         parts = made.row.own["path"].split("/")
@@ -230,12 +230,10 @@ def _turn_of(parent: Activation, turn: str) -> Piece:
 def _table(step: DumpedStep, agents: list[str]) -> list[list[str]]:
     table = []
     for agent in agents:
-        rows = [row for row in step.rows if row.agent == agent]
+        rows = [row for row in step.rows if row.agent == agent and not row.copied]
         counted = [row for row in rows if row.trained]
         pushed = [_size(row.trained["advantage"]) for row in counted if row.trained["advantage"] is not None]
-        rewards = [
-            row.line["score"] for row in rows if not row.line.get("failed") and row.line.get("score") is not None
-        ]
+        rewards = [row.reward for row in rows if row.reward is not None]
         table.append(
             [
                 f"{len(rows):,}",
@@ -257,8 +255,13 @@ def _tone(advantage: float) -> str:
     return "good" if advantage > 0 else "bad" if advantage < 0 else "quiet"
 
 
+def _rated(value: Any) -> str:
+    """Tone of an outcome, which a workflow may give as anything."""
+    return ("good" if value > 0 else "bad") if isinstance(value, int | float) else "quiet"
+
+
 def short(value: Any) -> str:
     """A number in few letters; anything else as it is."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return str(value)
     return f"{value:,.4g}" if abs(value) < 1000 or value != int(value) else f"{int(value):,}"

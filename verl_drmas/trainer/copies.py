@@ -8,10 +8,8 @@ import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
-from verl_drmas.rollout.rows import Row
+from verl_drmas.rollout.rows import FIRST_COPY, Row
 from verl_drmas.trainer.masked import take
-
-FIRST = 1_000_000  # activation numbers of copies begin here, where no session's own come
 
 
 def make_copies(batch: KVBatchMeta, rows: dict[str, Row], copies: np.ndarray) -> tuple[KVBatchMeta, dict[str, Row]]:
@@ -37,7 +35,7 @@ def make_copies(batch: KVBatchMeta, rows: dict[str, Row], copies: np.ndarray) ->
     sources = [batch.keys[i] for i in more]
     keys = []
     for number, source in enumerate(sources):
-        row = replace(rows[source], activation=FIRST + number, metrics=None)
+        row = replace(rows[source], activation=FIRST_COPY + number, metrics=None)
         key = f"{row.uid}_{row.session}_{row.activation}"
         keys.append(key)
         left[key] = row

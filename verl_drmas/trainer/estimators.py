@@ -70,12 +70,14 @@ def per_agent(
     """
     step = current_rows(PER_AGENT)
     real = torch.from_numpy(step.real)
-    rewards, mask = token_level_rewards[real], response_mask[real]
-    step.scores, step.tokens = rewards.sum(-1).double().numpy(), mask.sum(-1).numpy()
-    penalty = torch.from_numpy(step.penalty()).to(rewards.dtype)
+    mask, scores = response_mask[real], token_level_rewards[real].sum(-1)
+    step.scores, step.tokens = scores.double().numpy(), mask.sum(-1).numpy()
+    penalty = torch.from_numpy(step.penalty()).to(scores.dtype)
     inside = step.section.advantage.penalty == "inside"
-    if inside:
-        rewards[:, 0] -= penalty  # group estimators sum over tokens, so any column will do
+    # Group estimators sum over tokens, so any column will do. The penalty goes from the sum, which a dump keeps: of a
+    # KL term's many tokens, a sum with the penalty among them has other last bits.
+    rewards = torch.zeros_like(mask, dtype=scores.dtype)
+    rewards[:, 0] = scores - penalty if inside else scores
     estimator = get_adv_estimator_fn(step.base_estimator)
     options = {}
     if config is not None and NORM in signature(estimator).parameters:  # verl hands it to its `grpo` as an argument

@@ -18,6 +18,13 @@ from verl_drmas.workflows import Workflow
 
 _PLACE = re.compile(r"^(actor|training|perf)/")  # where verl files a policy's numbers; here the model is the place
 _OURS = re.compile(r"(rows|padding_rows|padding_share|updates)$|seconds/")  # what `Policy` and `TeamTrainer` add
+# They compare an agent with its team, and one job of a pair has its own agents' rows only.
+WHOLE_TEAM = re.compile(r"drmas/agent/[^/]+/(inflation_factor/|advantage_mass_share|token_share)")
+
+
+def without_team(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics but those that need the rows of the whole team."""
+    return {name: value for name, value in metrics.items() if not WHOLE_TEAM.match(name)}
 
 
 def agent_metrics(step: StepRows, sessions: int | None = None) -> dict[str, float]:

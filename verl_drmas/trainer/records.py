@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl_drmas import __version__
 from verl_drmas.config import DrmasConfig
 from verl_drmas.dumps import FORMAT
+from verl_drmas.plain import encodable, plain_values
 from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer.step import StepRows
 
@@ -53,7 +53,13 @@ class TrainedStep:
 
 
 def step_settings(
-    config: DictConfig, section: DrmasConfig, step: StepRows, *, copies: str | None, whole_team: bool
+    config: DictConfig,
+    section: DrmasConfig,
+    step: StepRows,
+    *,
+    copies: str | None,
+    whole_team: bool,
+    played: int | None,
 ) -> dict[str, Any]:
     """All that decides a step's advantages beside its rows; JSON values.
 
@@ -63,6 +69,7 @@ def step_settings(
         step: The step's rows.
         copies: `drmas.alignment.copies` under `mgrpo`.
         whole_team: False: other agents' rows are in another job.
+        played: Sessions that the rows are of; None: as many as have a row.
     """
     agents = {
         name: {"model": agent.model, "trainable": agent.trainable, "invalid_penalty": agent.invalid_penalty}
@@ -73,6 +80,7 @@ def step_settings(
         "base_estimator": step.base_estimator,
         "algorithm": OmegaConf.to_container(config.algorithm, resolve=True),
         "sessions": int(config.actor_rollout_ref.rollout.n),
+        "sessions_played": played or len({(row.uid, row.session) for row in step.known}),
         "section": {
             "agents": agents,
             "models": list(section.models),
@@ -87,7 +95,12 @@ def step_settings(
 
 
 def record(
-    row: Row, extra: Mapping[str, Any], spans: list, prompt_tokens: int, trained: Mapping[str, Any] | None
+    row: Row,
+    extra: Mapping[str, Any],
+    spans: list,
+    prompt_tokens: int,
+    reward: float | None,
+    trained: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The column `drmas` of one row.
 
@@ -96,6 +109,7 @@ def record(
         extra: Its `extra_fields`.
         spans: Of its response.
         prompt_tokens: Length of its prompt.
+        reward: Its own; None: it has none, since its session failed.
         trained: What training made of it; None: nothing.
     """
     made = {
@@ -107,6 +121,7 @@ def record(
         "prompt_tokens": prompt_tokens,
         "turns": row.counts.get("turns"),
         "versions": [extra.get("min_global_steps"), extra.get("max_global_steps")],
+        "reward": reward,
         "outcome": (extra.get("reward_extra_info") or {}).get("outcome"),
         "parts": row.parts,
         "counts": row.counts,
@@ -131,11 +146,7 @@ def one_number(values: torch.Tensor, mask: torch.Tensor) -> float | list[float] 
 
 
 def plain(value: Any) -> Any:
-    """The value without NumPy's numbers, and with text for what JSON hasn't: a dump must not fail over a workflow's."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
-        return value.tolist()
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    """The value as a dump can hold it: text for what JSON hasn't, and no text that a file can't hold. A dump must not
+    fail over what a workflow or a model said.
+    """
+    return plain_values(value, text=encodable, odd=lambda value: encodable(str(value)))

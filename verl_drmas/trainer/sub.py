@@ -7,7 +7,6 @@ have in one job with all models; only where the rows come from differs (M-GRPO, 
 from __future__ import annotations
 
 import logging
-import re
 import time
 from typing import Any
 
@@ -29,6 +28,7 @@ from verl_drmas.trainer.claimed import put_step
 from verl_drmas.trainer.contract import check_store, check_terms, terms
 from verl_drmas.trainer.feed import POLL, SAY
 from verl_drmas.trainer.gateway_actor import GatewayKeeper
+from verl_drmas.trainer.metrics import without_team
 from verl_drmas.trainer.source import ClaimBuffer, Finished, NoData
 from verl_drmas.trainer.step import StepRows
 from verl_drmas.trainer.team import TeamTrainer
@@ -36,7 +36,6 @@ from verl_drmas.trainer.team import TeamTrainer
 logger = logging.getLogger(__name__)
 
 BEGIN = 180.0  # seconds that the other job is given to replace what an earlier run left in the store
-WHOLE_TEAM = re.compile(r"drmas/agent/[^/]+/(inflation_factor/|advantage_mass_share|token_share)")
 
 
 @register_trainer("drmas_store")
@@ -273,8 +272,8 @@ class StoreTrainer(TeamTrainer):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_advantage(batch, metrics)
-        for name in [name for name in metrics if WHOLE_TEAM.match(name)]:
-            del metrics[name]  # they compare an agent with the team, most of which isn't here
+        for name in metrics.keys() - without_team(metrics).keys():
+            del metrics[name]
         return batch
 
     def _team_metrics(self, step: StepRows) -> dict[str, float]:

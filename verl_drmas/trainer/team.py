@@ -388,9 +388,6 @@ class TeamTrainer(FeedingTrainer, GuardedTrainer, CheckpointedTrainer, StagedTra
         self._keep_for_dump(step, updated={key: self._owner(key) is not None for key in batch.keys})
         return batch
 
-    def _sessions_played(self) -> int | None:
-        """How many sessions the batch's rows are of; None: as many as have a row."""
-
     def _team_metrics(self, step: StepRows) -> dict[str, float]:
         """Numbers of the whole team's sessions."""
         return workflow_metrics(step.known, self.workflow) | self._store_metrics()

@@ -14,6 +14,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from verl_drmas.dumps import spans_of
+from verl_drmas.plain import encodable
 from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer.records import TrainedStep, one_number, plain, record
 
@@ -53,12 +54,14 @@ class Transcripts:
         self._noted.clear()
         self._finals.clear()
 
-    def note(self, batch: KVBatchMeta, step: TrainedStep | None = None) -> None:
+    def note(self, batch: KVBatchMeta, step: TrainedStep | None = None, rows: Mapping[str, Row] | None = None) -> None:
         """Decode a batch's real rows, before verl clears them away.
 
         Args:
             batch: The rows.
             step: What was trained on them; None: nothing, as in validation.
+            rows: What the trainer knows of them by now: of copies, which repeat their originals' fields, and of rows
+                that took over their session's numbers from one that was dropped. Others are read.
         """
         keys = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
         trained = [key for key in keys if step is not None and key in step.rows]
@@ -66,23 +69,23 @@ class Transcripts:
         # TransferQueue drops a field for all rows if one lacks it: rows that no estimator saw are read apart.
         for part, own in ((trained, step), ([key for key in keys if key not in known], None)):
             if part:
-                self._note(part, batch.partition_id, own)
+                self._note(part, batch.partition_id, own, rows or {})
         self._finals += final_keys(keys)
 
-    def _note(self, keys: list[str], partition_id: str, step: TrainedStep | None) -> None:
-        tokens = ["prompts", "responses", "response_mask"]
+    def _note(self, keys: list[str], partition_id: str, step: TrainedStep | None, known: Mapping[str, Row]) -> None:
+        tokens = ["prompts", "responses", "response_mask", "rm_scores"]
         tokens += ["advantages", "rollout_is_weights"] if step is not None else []
         data = tq.kv_batch_get(keys, partition_id, select_fields=[*tokens, "extra_fields", "index"])
         rows = {name: data[name].unbind() for name in tokens if name in data.keys()}  # noqa: SIM118  (a TensorDict)
         default = next(iter(self.tokenizers))
         extra, index = list(data["extra_fields"]), list(data["index"])
         for i, key in enumerate(keys):
-            row = Row.read(key, extra[i], getattr(index[i], "data", index[i]), default)
+            row = known.get(key) or Row.read(key, extra[i], getattr(index[i], "data", index[i]), default)
             tokenizer, mask = self.tokenizers[row.model_id], rows["response_mask"][i]
             ids, response_ids = rows["prompts"][i].tolist(), rows["responses"][i].tolist()
 
             def decode(some: Sequence[int], tokenizer: Any = tokenizer) -> str:
-                return tokenizer.decode(some, skip_special_tokens=True)
+                return encodable(tokenizer.decode(some, skip_special_tokens=True))
 
             prompt, response = decode(ids), decode(response_ids)
             own = None
@@ -94,11 +97,13 @@ class Transcripts:
                     "weight": None if isinstance(weight, list) else weight,
                 }
             spans = spans_of(mask.tolist(), response_ids, response, decode)
-            made = plain(record(row, extra[i], spans, len(ids), own))
+            reward = rows["rm_scores"][i].sum().item() if "rm_scores" in rows and not row.failed else None
+            made = plain(record(row, extra[i], spans, len(ids), reward, own))
             self._noted[key] = Transcript(row, prompt, response, made)
 
     def records(self, keys: list[str], step: TrainedStep | None = None) -> list[dict[str, Any] | None]:
-        """The column `drmas` of the rows that verl is about to write; the first trained one bears the step's settings.
+        """The column `drmas` of the rows that verl is about to write; the first trained one bears the step's settings,
+        and the first one that isn't padding how many rows there are.
 
         Args:
             keys: Of the rows.
@@ -108,6 +113,9 @@ class Transcripts:
         first = next((i for i, own in enumerate(made) if own is not None and "trained" in own), None)
         if first is not None:
             made[first] = made[first] | {"settings": plain(step.settings)}
+        known = next((i for i, own in enumerate(made) if own is not None), None)
+        if known is not None:
+            made[known] = made[known] | {"rows": len(keys)}
         return made
 
     def rewrite(self, keys: list[str], inputs: list[str], outputs: list[str]) -> dict[str, list]:
@@ -131,7 +139,7 @@ class Transcripts:
         for name in ("failed", "fault"):
             values = [getattr(t.row, name) if t else "" for t in noted]
             columns |= {name: values} if any(values) else {}
-        return columns
+        return plain(columns)
 
     def rewrite_finals(self, inputs: list[str], outputs: list[str]) -> None:
         """The same for verl's table of validation samples, which holds each session's last row and no keys."""

@@ -9,9 +9,10 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_drmas.config import DrmasConfig
 from verl_drmas.dumps import COLUMN
+from verl_drmas.rollout.rows import Row
 from verl_drmas.trainer.masked import MaskedRows
 from verl_drmas.trainer.metrics import reported
-from verl_drmas.trainer.records import TrainedStep, step_settings
+from verl_drmas.trainer.records import TrainedStep, plain, step_settings
 from verl_drmas.trainer.step import StepRows
 from verl_drmas.trainer.transcripts import Transcripts
 from verl_drmas.trainer.validation import validation_metrics
@@ -25,8 +26,12 @@ class WrittenTrainer(PPOTrainerSync):
     section: DrmasConfig
     workflow: type[Workflow] | None
     transcripts: Transcripts
+    rows: dict[str, Row]  # of the step, by key
     _masked: MaskedRows
     _trained_rows: TrainedStep | None = None  # of the step, where the run writes its rollouts
+
+    def _sessions_played(self) -> int | None:
+        """How many sessions the batch's rows are of; None: as many as have a row."""
 
     def stop_if_too_many_failed(self, failed: int, expected: int, report: dict[str, float], where: str) -> None:
         """End the run where the share of failed sessions is above `drmas.faults.max_failed_share`.
@@ -63,12 +68,19 @@ class WrittenTrainer(PPOTrainerSync):
         """
         if self._masked.dumped:
             copies = None if step.alignment is None else self.section.alignment.copies
-            settings = step_settings(self.config, self.section, step, copies=copies, whole_team=self.whole_team)
+            settings = step_settings(
+                self.config,
+                self.section,
+                step,
+                copies=copies,
+                whole_team=self.whole_team,
+                played=self._sessions_played(),
+            )
             self._trained_rows = TrainedStep.of(step, updated, settings)
 
     def _log_rollout_data(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
         batch = self._masked.put_back(batch)
-        self.transcripts.note(batch, self._trained_rows)
+        self.transcripts.note(batch, self._trained_rows, self.rows)
         try:
             super()._log_rollout_data(batch, *args, **kwargs)
         finally:
@@ -80,11 +92,9 @@ class WrittenTrainer(PPOTrainerSync):
         self, inputs: list[str], outputs: list[str], *, reward_extra_infos_dict: dict[str, list], **kwargs: Any
     ) -> None:
         keys = reward_extra_infos_dict["uid"]
-        columns = self.transcripts.rewrite(keys, inputs, outputs)
+        columns = plain(reward_extra_infos_dict) | self.transcripts.rewrite(keys, inputs, outputs)
         columns[COLUMN] = self.transcripts.records(keys, self._trained_rows)
-        super()._dump_generations(
-            inputs=inputs, outputs=outputs, reward_extra_infos_dict=reward_extra_infos_dict | columns, **kwargs
-        )
+        super()._dump_generations(inputs=inputs, outputs=outputs, reward_extra_infos_dict=columns, **kwargs)
 
     def _maybe_log_val_generations(self, inputs: list[str], outputs: list[str], scores: list[float]) -> None:
         inputs, outputs = list(inputs), list(outputs)  # verl goes on to write the same lists
