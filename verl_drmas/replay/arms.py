@@ -12,7 +12,7 @@ import yaml
 from verl_drmas.advantage import ESTIMATORS
 from verl_drmas.config import ConfigError, DrmasConfig, nearest, parse
 from verl_drmas.dumps import STEP_SETTINGS, DumpedStep, DumpError
-from verl_drmas.support import GROUP_ESTIMATORS, MGRPO, PER_AGENT, REFUSED_ESTIMATORS
+from verl_drmas.support import GROUP_ESTIMATORS, MGRPO, PER_AGENT, REFUSED_ESTIMATORS, spans_agents
 from verl_drmas.trainer.alignment import StepAlignment
 
 NAMES = (*ESTIMATORS, MGRPO, *GROUP_ESTIMATORS)
@@ -145,10 +145,7 @@ def _reads(arm: Arm, key: str) -> bool:
 
 
 def _within_agents(estimator: str) -> bool:
-    switches = ESTIMATORS.get(estimator)
-    if switches is None:
-        return estimator in (MGRPO, PER_AGENT)
-    return switches.mean_scope == switches.std_scope == "agent"
+    return estimator in (*ESTIMATORS, MGRPO, PER_AGENT) and not spans_agents(estimator)
 
 
 def _changed(step: DumpedStep, estimator: str, changes: Mapping[str, str]) -> dict[str, Any]:
