@@ -288,7 +288,7 @@ def estimator_refusals(config: Any, section: DrmasConfig) -> list[str]:
                 f"algorithm.adv_estimator={PER_AGENT}: is set by the check; name verl's estimator and set "
                 "drmas.group_by=agent"
             )
-    elif (section.remote or section.store is not None) and _spans_agents(estimator):
+    elif (section.remote or section.store is not None) and spans_agents(estimator):
         lines.append(
             f"algorithm.adv_estimator={estimator}: its statistics are over all agents of a prompt, and a job of a pair "
             f"has the rewards of its own agents only; use drmas or {MGRPO}"
@@ -303,6 +303,7 @@ def estimator_refusals(config: Any, section: DrmasConfig) -> list[str]:
     return lines
 
 
-def _spans_agents(estimator: str) -> bool:
+def spans_agents(estimator: str) -> bool:
+    """One of ours whose statistics are over all agents of a prompt."""
     switches = ESTIMATORS.get(estimator)
     return switches is not None and "prompt" in (switches.mean_scope, switches.std_scope)

@@ -308,6 +308,11 @@ def test_a_report_for_people_and_one_for_programs(runs, tmp_path):
         (["--step", 9], "step 9 was not dumped; there are 2"),
         (["--step", STEP, "--set", "ddof"], "--set ddof: give key=value"),
         (["--step", STEP, "--estimator", "gae"], "needs a critic"),
+        (["--step", STEP, "--set", "drmas.alignment.mode=mask"], "--set drmas.alignment.mode: drmas doesn't read it"),
+        (
+            ["--step", STEP, "--estimator", "grpo", "--estimator", "rloo", "--set", "drmas.advantage.ddof=0"],
+            "grpo, rloo doesn't read it; leave it out",
+        ),
     ],
 )
 def test_a_wrong_command_says_why(arguments, says, runs):

@@ -14,6 +14,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_drmas.dumps import read_step
+from verl_drmas.rollout.rows import Row
 from verl_drmas.trace.choose import choose
 from verl_drmas.trace.view import view_of
 from verl_drmas.trainer import transcripts as transcripts_module
@@ -253,6 +254,13 @@ def test_a_dump_tells_what_failed_and_who_was_right(monkeypatch):
     columns = transcripts.rewrite(list(rows), ["?"] * 3, ["!"] * 3)
     assert columns["acc"] == [1.0, None, None]
     assert columns["failed"] == ["", "retrieval", "retrieval"] and columns["fault"] == ["", "", "retrieval"]
+
+
+def test_a_row_that_took_over_its_sessions_numbers_has_them(store):
+    heir = Row("u", 0, 1, 7, "verifier", "large", metrics={"rounds": 2.0})
+    transcripts = Transcripts(TOKENIZERS)
+    transcripts.note(batch(["u_0_1", "u_1_0"]), rows={"u_0_1": heir})
+    assert [own["session"] for own in transcripts.records(["u_0_1", "u_1_0"])] == [{"rounds": 2.0}, None]
 
 
 def test_verls_validation_writes_the_other_familys_letters(monkeypatch):

@@ -12,7 +12,7 @@ import yaml
 from verl_drmas.advantage import ESTIMATORS
 from verl_drmas.config import ConfigError, DrmasConfig, nearest, parse
 from verl_drmas.dumps import STEP_SETTINGS, DumpedStep, DumpError
-from verl_drmas.support import GROUP_ESTIMATORS, MGRPO, PER_AGENT, REFUSED_ESTIMATORS
+from verl_drmas.support import GROUP_ESTIMATORS, MGRPO, PER_AGENT, REFUSED_ESTIMATORS, spans_agents
 from verl_drmas.trainer.alignment import StepAlignment
 
 NAMES = (*ESTIMATORS, MGRPO, *GROUP_ESTIMATORS)
@@ -119,11 +119,33 @@ def _check_rows(step: DumpedStep, estimator: str) -> None:
         )
 
 
+def check_read(arms: Sequence[Arm], changes: Mapping[str, str]) -> None:
+    """Refuse a change that would change nothing.
+
+    Raises:
+        DumpError: None of the estimators reads one of the keys.
+    """
+    for key in changes:
+        if not any(_reads(arm, key) for arm in arms):
+            names = ", ".join(arm.name for arm in arms)
+            raise DumpError(f"--set {key}: {names} doesn't read it; leave it out, or name an estimator that does")
+
+
+def _reads(arm: Arm, key: str) -> bool:
+    ours = arm.estimator in (*ESTIMATORS, MGRPO)
+    if key in ALIGNMENT:
+        return arm.estimator == MGRPO
+    if key == GROUP_BY:
+        return not ours  # verl's own, per prompt or per prompt and agent
+    if key == NORM:
+        return ours or "grpo" in (arm.base_estimator or arm.estimator)
+    if key in ADVANTAGE and not key.endswith(".penalty"):
+        return ours
+    return ours or arm.estimator == PER_AGENT  # penalties, which verl's own don't know
+
+
 def _within_agents(estimator: str) -> bool:
-    switches = ESTIMATORS.get(estimator)
-    if switches is None:
-        return estimator in (MGRPO, PER_AGENT)
-    return switches.mean_scope == switches.std_scope == "agent"
+    return estimator in (*ESTIMATORS, MGRPO, PER_AGENT) and not spans_agents(estimator)
 
 
 def _changed(step: DumpedStep, estimator: str, changes: Mapping[str, str]) -> dict[str, Any]:

@@ -29,13 +29,14 @@ def main(
     """
     console, errors = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
     try:
-        from verl_drmas.replay.arms import arm_of, read_changes
+        from verl_drmas.replay.arms import arm_of, check_read, read_changes
 
         files = find_dumps(run.expanduser())
         if step not in files:
             raise DumpError(f"{run}: step {step} was not dumped; there are {listed(list(files))}")
         dumped, changes = read_step(files[step]), read_changes(settings)
         arms = [arm_of(dumped, name, changes) for name in (dict.fromkeys(names) or [None])]
+        check_read(arms, changes)
 
         from verl_drmas.replay.compare import as_json, compare  # with verl, which takes seconds
         from verl_drmas.replay.run import Trained, replay
