@@ -43,7 +43,7 @@ test: test-fast test-processes
 	$(call PYTEST,3600) -m "end_to_end and not drill and not benchmark"
 
 # A file's tests stay in one process, which has one thread: two processes with two each would wait for each other.
-PARALLEL = OMP_NUM_THREADS=1 $(call PYTEST,600) -n auto --maxprocesses 4 --dist loadfile
+PARALLEL = OMP_NUM_THREADS=1 $(call PYTEST,1200) -n auto --maxprocesses 4 --dist loadfile
 
 test-fast: $(STAMP)
 	$(PARALLEL) -m "not process and not drill and not benchmark and not end_to_end"
