@@ -249,6 +249,11 @@ def test_rows_that_are_missing_are_noticed(runs, tmp_path):
     lines = file.open(encoding="utf-8").readlines()
     cut = tmp_path / file.name
     cut.write_text("".join(lines[: third.number - 1] + lines[third.number :]), encoding="utf-8")
+    with pytest.raises(DumpError, match=rf"has {len(lines) - 1} of its {len(lines)} rows"):
+        by(cut)
+    fourth = next(row for row in read_step(file).rows if row.trained and row.trained["position"] == 4)
+    lines[third.number - 1] = lines[fourth.number - 1]
+    cut.write_text("".join(lines), encoding="utf-8")
     with pytest.raises(DumpError, match="rows are missing or doubled"):
         by(cut)
     path = tampered(file, tmp_path, lambda rows: rows[2][COLUMN]["spans"][-1].__setitem__(1, 99))

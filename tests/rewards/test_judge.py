@@ -401,8 +401,9 @@ def test_calls_are_spaced_by_the_limit_of_a_minute():
     async def scenario(judge):
         return await asyncio.gather(*(judge.score(request_of(f"result {i}")) for i in range(4)))
 
-    assert all(judgement.score == 0.5 for judgement in ask(scenario, script, requests_per_minute=600))
-    assert len(script.times) == 5 and script.times[-1] - script.times[0] > 0.39
+    assert all(judgement.score == 0.5 for judgement in ask(scenario, script, requests_per_minute=300))
+    # Four times 0.2 s between what is sent; the first may take its time to arrive.
+    assert len(script.times) == 5 and script.times[-1] - script.times[0] > 0.6
 
 
 def test_the_key_is_sent_and_found_nowhere_else(monkeypatch, caplog):
