@@ -6,6 +6,7 @@ python tests/postgres_server.py stop FOLDER
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -90,15 +91,22 @@ class Server:
     def kill(self) -> None:
         """kill -9 of the server; its other processes end when they notice."""
         leader = int((self.folder / "data" / "postmaster.pid").read_text().splitlines()[0])
-        # Each of its processes has a session of its own, and none a parent to be found by once the leader is dead.
-        found = subprocess.run(["pgrep", "-P", str(leader)], capture_output=True, text=True, check=False)
         os.kill(leader, signal.SIGKILL)
         deadline = time.monotonic() + SECONDS
-        left = [leader, *map(int, found.stdout.split())]
-        while left := [pid for pid in left if _lives(pid)]:
+        # The leader's entry too: until it is reaped, the next server takes it for alive.
+        while left := [*self._processes(), *[leader] * Path(f"/proc/{leader}").exists()]:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"processes {left} of the killed server {leader} are still there")
             time.sleep(0.05)
+
+    def _processes(self) -> list[int]:
+        """The server's processes: each works in the folder of the data, and has a session of its own."""
+        data, found = str((self.folder / "data").resolve()), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # gone, a zombie, or somebody else's
+                if os.readlink(entry / "cwd") == data:
+                    found.append(int(entry.name))
+        return found
 
     def _control(self, *arguments: str, check: bool = True) -> None:
         self._run("pg_ctl", "-D", str(self.folder / "data"), *arguments, check=check)
@@ -117,13 +125,6 @@ class Server:
         if check and done.returncode:
             logs = [path.read_text(errors="replace")[-2000:] for path in sorted(self.folder.glob("*.log"))]
             raise RuntimeError(f"{program} ended with {done.returncode}:\n" + "\n".join(logs))
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def main() -> None:
