@@ -188,3 +188,11 @@ def test_what_is_no_dump_is_refused(tmp_path, name, says):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(DumpError, match=says):
         find_dumps(tmp_path / name)
+
+
+def test_a_row_without_its_prompt_is_refused(tmp_path):
+    """No row passes for one of data row 0."""
+    line = {"input": "?", "output": "hi", "uid": "u_0_0", "agent_id": "a", COLUMN: {"format": 1}}
+    (tmp_path / "1.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(DumpError, match="line 1 has no 'index'"):
+        read_step(tmp_path / "1.jsonl")

@@ -244,7 +244,7 @@ def _rows(file: Path) -> Iterator[DumpedRow]:
             found = own.get("format") if isinstance(own, dict) else None
             if found != FORMAT:
                 raise DumpError(f"{where} has format {found!r}, and this verl-drmas reads {FORMAT}; use the run's own")
-            missing = [name for name in ("input", "output", "agent_id") if name not in line]
+            missing = [name for name in ("input", "output", "agent_id", "index") if name not in line]
             missing += [
                 f"{COLUMN}.{name}" for name in ("path", "activation", "valid", "spans", "reward") if name not in own
             ]

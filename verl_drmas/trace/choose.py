@@ -66,7 +66,7 @@ def indices_of(step: DumpedStep) -> set[int]:
 
 
 def _index(row: DumpedRow) -> int:
-    return int(row.line.get("index") or 0)
+    return int(row.line["index"])
 
 
 def _said(kept: dict, found: dict, total: int, how: str) -> str:
