@@ -77,7 +77,6 @@ def test_evidence_is_cut_to_its_budget_and_counted(job):
     assert any("[1] " in prompt for prompt in prompts)
 
 
-@pytest.mark.drill
 @pytest.mark.parametrize("number", range(1, STEPS + 1))
 def test_a_dumped_step_replays_as_it_was_trained(job, number):
     step = read_step(job.folder / "dump" / f"{number}.jsonl")
@@ -96,6 +95,5 @@ def test_validation_is_reported_by_source(job):
     assert last["val/world/failed_sessions"] == 0 and last["val/drmas/searches"] >= 0
 
 
-@pytest.mark.drill
 def test_every_metric_is_on_the_page(job):
     assert of_run(job.steps) == []

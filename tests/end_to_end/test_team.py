@@ -123,6 +123,5 @@ def test_resume_is_exact(jobs):
     assert compared > 150
 
 
-@pytest.mark.drill
 def test_every_metric_is_on_the_page(jobs):
     assert of_run(jobs[0].steps, own=["turns"]) == []
