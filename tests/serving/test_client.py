@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -314,6 +315,11 @@ def test_impossible_settings_are_refused(given, told):
     with pytest.raises(ValueError, match=told) as error:
         Endpoint(**{"urls": ("http://h/v1",), "model": "m", **given})
     assert "secret" not in str(error.value)
+
+
+def test_an_endpoint_of_settings_takes_what_they_say_and_else_its_own_defaults():
+    settings = SimpleNamespace(urls=["http://h/v1"], model="m", attempts=2, temperature=0.5)
+    assert Endpoint.of(settings) == Endpoint(("http://h/v1",), "m", attempts=2)
 
 
 @pytest.mark.process

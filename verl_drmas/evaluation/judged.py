@@ -17,6 +17,7 @@ from verl_drmas.evaluation.journal import Journal, digest
 from verl_drmas.evaluation.results import Asked, Place
 from verl_drmas.evaluation.rows import Rows
 from verl_drmas.evaluation.score import Score, macro_average, score_source
+from verl_drmas.evaluation.workers import work_off
 from verl_drmas.evaluation.workflow import task_of
 from verl_drmas.rewards.answer_rubric import ANSWER_RUBRIC
 from verl_drmas.rewards.judge import Judge, JudgeRequest
@@ -174,31 +175,26 @@ def judge_sessions(
         JudgeSilent: Servers failed `GIVE_UP` in a row. Verdicts are kept. An answer that a judge that is there has no
             verdict on doesn't count: a file may have nothing else left.
     """
-    waiting = iter([line for _, line in sorted(sessions.items()) if verdicts.get(line) is None])
+    waiting = [line for _, line in sorted(sessions.items()) if verdicts.get(line) is None]
     failed = in_a_row = 0
 
-    async def work() -> None:
+    async def judge_one(line: Mapping[str, Any]) -> None:
         nonlocal failed, in_a_row
-        for line in waiting:
-            task = task_of(rows.rows[line["row"]], line["session"])
-            asked = JudgeRequest(task.question, "", result=str(line["answer"]), gold=task.answer)
-            judgement = await judge.score(asked)
-            judged = judgement.score is not None
-            if judged:
-                verdicts.add(line, judgement.score, judgement.reason)
-            failed, in_a_row = failed + (not judged), in_a_row + 1 if judgement.outage else 0
-            on_end(judged)
-            if in_a_row >= GIVE_UP:
-                raise JudgeSilent(f"{in_a_row} judgements in a row failed; the last: {judgement.reason}")
+        task = task_of(rows.rows[line["row"]], line["session"])
+        asked = JudgeRequest(task.question, "", result=str(line["answer"]), gold=task.answer)
+        judgement = await judge.score(asked)
+        judged = judgement.score is not None
+        if judged:
+            verdicts.add(line, judgement.score, judgement.reason)
+        failed, in_a_row = failed + (not judged), in_a_row + 1 if judgement.outage else 0
+        on_end(judged)
+        if in_a_row >= GIVE_UP:
+            raise JudgeSilent(f"{in_a_row} judgements in a row failed; the last: {judgement.reason}")
 
     async def whole() -> None:
-        workers = [asyncio.create_task(work()) for _ in range(concurrency)]
         try:
-            await asyncio.gather(*workers)
+            await work_off(waiting, judge_one, concurrency)
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
             await judge.close()
 
     asyncio.run(whole())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from verl_drmas.evaluation.workers import work_off
 from verl_drmas.workflows.base import Outcome, Task, Team, Workflow
 from verl_drmas.workflows.errors import PromptTooLong, SessionFailed
 
@@ -106,24 +107,15 @@ async def play_sessions(
         TooManyFailed: They did.
         WorkflowBug: As `play_session`.
     """
-    waiting, in_a_row = iter(tasks), 0
+    in_a_row = 0
 
-    async def work() -> None:
+    async def play(task: Task) -> None:
         nonlocal in_a_row
-        for task in waiting:
-            session = await play_session(workflow, task, team_of(task), timeout)
-            on_end(session)
-            if session.failed != PROMPT_TOO_LONG:  # the data's doing, and its sessions follow each other
-                in_a_row = in_a_row + 1 if session.failed else 0
-            if in_a_row >= give_up:
-                raise TooManyFailed(
-                    f"{in_a_row} sessions in a row failed; the last: {session.failed}: {session.detail}"
-                )
+        session = await play_session(workflow, task, team_of(task), timeout)
+        on_end(session)
+        if session.failed != PROMPT_TOO_LONG:  # the data's doing, and its sessions follow each other
+            in_a_row = in_a_row + 1 if session.failed else 0
+        if in_a_row >= give_up:
+            raise TooManyFailed(f"{in_a_row} sessions in a row failed; the last: {session.failed}: {session.detail}")
 
-    workers = [asyncio.create_task(work()) for _ in range(concurrency)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+    await work_off(tasks, play, concurrency)

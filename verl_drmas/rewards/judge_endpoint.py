@@ -59,18 +59,7 @@ class EndpointJudge:
 
     def __init__(self, settings: JudgeSettings, rubric: Rubric = SUBTASK, names: Names = KEYS):
         self._settings, self._rubric, self._names = settings, rubric, names
-        self._client = ChatClient(
-            Endpoint(
-                urls=tuple(settings.urls),
-                model=settings.model,
-                api_key_env=settings.api_key_env,
-                concurrency=settings.concurrency,
-                timeout=settings.timeout,
-                attempts=settings.attempts,
-                deadline=settings.deadline,
-                requests_per_minute=settings.requests_per_minute,
-            )
-        )
+        self._client = ChatClient(Endpoint.of(settings))
         self._asked: AskOnce[Judgement] = AskOnce(settings.cache, lambda judgement: judgement.score is not None)
         self._told: set[str] = set()
         self._counts = no_counts()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 from urllib.parse import urlsplit
 
 
@@ -43,6 +44,16 @@ class Endpoint:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}; it must be above 0")
+
+    @classmethod
+    def of(cls, settings: Any) -> Endpoint:
+        """The endpoint that settings speak of: their attributes that bear the names of an endpoint's.
+
+        Raises:
+            ValueError: As by hand.
+        """
+        given = {field.name: getattr(settings, field.name) for field in fields(cls) if hasattr(settings, field.name)}
+        return cls(**{**given, "urls": tuple(settings.urls)})
 
 
 def check_addresses(urls: Iterable[str]) -> None:

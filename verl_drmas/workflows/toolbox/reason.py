@@ -78,17 +78,7 @@ class Reason(Tool):
             "properties": {"question": {"type": "string", "description": "The whole problem, with all it rests on."}},
             "required": ["question"],
         }
-        self._client = ChatClient(
-            Endpoint(
-                urls=tuple(settings.urls),
-                model=settings.model,
-                api_key_env=settings.api_key_env,
-                concurrency=settings.concurrency,
-                timeout=settings.timeout,
-                attempts=settings.attempts,
-                deadline=settings.deadline,
-            )
-        )
+        self._client = ChatClient(Endpoint.of(settings))
         self._counts = _no_counts()
 
     async def call(self, arguments: dict[str, Any]) -> str:
