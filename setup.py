@@ -89,6 +89,7 @@ setup(
         "megatron": [f"verl[vllm,megatron]{VERL_RANGE}", *MATH, *REPORT, *SEARCH, *STORE],
         "sglang": [f"verl[sglang,fsdp]{VERL_RANGE}", *MATH, *REPORT, *SEARCH, *STORE],
         "dev": [
+            "filelock>=3.12",
             "httpx>=0.27",
             "hypothesis>=6.100",
             "pre-commit>=3.7",

@@ -27,6 +27,8 @@ QUIET = {
     "OMP_NUM_THREADS": "2",
     "TQ_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # With the first log-probs vLLM would compile a function that counts: many seconds for what is a moment without.
+    "TORCHDYNAMO_DISABLE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",

@@ -1,15 +1,36 @@
 """Tiny models and data for the end-to-end tests; the checkout's `recipes` and this folder become importable."""
 
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 from postgres import postgres_admin  # noqa: E402, F401
+
+# Files that share a session's fixtures stay in one process; any other file is a group of its own.
+TOGETHER = {"test_parity": "models", "test_models": "models", "test_delegate": "delegate", "test_pair": "delegate"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Name the group of each test, for `--dist loadgroup`."""
+    for item in items:
+        if item.path.parent == HERE:
+            item.add_marker(pytest.mark.xdist_group(TOGETHER.get(item.path.stem, item.path.stem)))
+
+
+@pytest.fixture(scope="session")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> FileLock:
+    """A lock for jobs that take more than a third of 24 GiB: no two of them run at once, whatever the processes."""
+    root = tmp_path_factory.getbasetemp()
+    return FileLock((root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "heavy.lock")
 
 
 @pytest.fixture(scope="session")
@@ -41,20 +62,44 @@ def arithmetic(assets: Path) -> list[str]:
 @pytest.fixture
 def short_tmp(tmp_path_factory: pytest.TempPathFactory):
     """A folder with a short path: Ray's sockets live below it, and a socket's path has at most 107 characters."""
-    import shutil
-    import tempfile
-
     folder = Path(tempfile.mkdtemp(prefix="d"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
+def parity_common(assets, tmp_path_factory) -> list[str]:
+    """Overrides of a job of one agent and one call a session, for verl's own trainer and for ours."""
+    loops = tmp_path_factory.mktemp("loops") / "loops.yaml"
+    loops.write_text("- {name: one_call, _target_: loops.OneCall}\n")
+    return [
+        f"data.train_files={assets / 'train.parquet'}",
+        f"data.val_files={assets / 'val.parquet'}",
+        f"actor_rollout_ref.model.path={assets / 'llama'}",
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loops}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=one_call",
+        f"reward.custom_reward_function.path={HERE / 'reward.py'}",
+        "reward.custom_reward_function.name=compute_score",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.kl_loss_coef=0.1",
+        "actor_rollout_ref.actor.ppo_epochs=2",
+    ]
+
+
+@pytest.fixture(scope="session")
+def parity_team(parity_common):
+    """That job under our trainer, three steps of two epochs; other jobs start from its checkpoint."""
+    from launch import run
+
+    folder = Path(tempfile.mkdtemp(prefix="p"))
+    overrides = [*parity_common, "+drmas=rows", "algorithm.adv_estimator=grpo_team", "trainer.save_freq=3"]
+    yield run(folder, overrides, steps=3)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
 def delegate_start():
     """Warm models of the delegating team; VERL_DRMAS_TEST_START names a folder that keeps them between runs."""
-    import shutil
-    import tempfile
-
     from delegate_job import warm
 
     if kept := os.environ.get("VERL_DRMAS_TEST_START"):
@@ -68,9 +113,6 @@ def delegate_start():
 @pytest.fixture(scope="session")
 def delegate_run(delegate_start):
     """The delegating team trained in one job, with a curriculum and dumps: what a pair is held against, too."""
-    import shutil
-    import tempfile
-
     from delegate_job import CONFIG, STEPS, overrides, stages
     from launch import run
 

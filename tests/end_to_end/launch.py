@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recipes.cpu_job import QUIET
+
 HERE = Path(__file__).resolve().parent
 
 BASE = (
@@ -36,6 +38,8 @@ BASE = (
     "trainer.experiment_name=run",
     "+drmas_runtime=cpu",
 )
+# Nobody looks at the dashboard, and its dozen processes start while the job's own do.
+NO_DASHBOARD = ("++ray_kwargs.ray_init.include_dashboard=false",)
 
 
 @dataclass
@@ -111,16 +115,11 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
-        "VERL_PLATFORM": "cpu",
+        **QUIET,
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "RAY_TMPDIR": str(folder / "ray"),
         "PYTHONPATH": str(HERE),
         "PYTHONUNBUFFERED": "1",
-        "RAY_DEDUP_LOGS": "0",
-        "HF_HUB_OFFLINE": "1",
-        "TQ_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "2",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         **env,
     }
     environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
@@ -128,6 +127,7 @@ def start(
         sys.executable,
         *program,
         *defaults,
+        *NO_DASHBOARD,
         f"trainer.total_training_steps={steps}",
         f"trainer.default_local_dir={folder / 'checkpoints'}",
         f"hydra.run.dir={folder / 'hydra'}",
@@ -140,7 +140,7 @@ def start(
     return Run(folder, process)
 
 
-def run(folder: Path, overrides: Sequence[str], *, steps: int, timeout: float = 300, **kwargs) -> Run:
+def run(folder: Path, overrides: Sequence[str], *, steps: int, timeout: float = 420, **kwargs) -> Run:
     """Start a job, wait for its end and check that it ended well."""
     job = start(folder, overrides, steps=steps, **kwargs).wait(timeout)
     assert job.returncode == 0, f"exit status {job.returncode} after {job.seconds:.0f} s:\n{job.log[-4000:]}"

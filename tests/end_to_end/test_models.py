@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from launch import run
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(2400)]
 
 ULP = 2**-21  # of a float32 log-prob between 4 and 8 nats: random models of 64 tokens
 
@@ -63,16 +64,15 @@ def mixed(assets: Path, start: Path) -> list[str]:
 
 
 class Jobs:
-    """The jobs by name, each launched when a test first asks for it: CI runs two of them, drills the others too."""
+    """The jobs by name, each launched when a test first asks for it: CI runs one of them, drills the others too."""
 
-    def __init__(self, root: Path, assets: Path):
-        self.root, self.done = root, {}
+    def __init__(self, root: Path, assets: Path, start: Path, heavy: FileLock):
+        self.root, self.heavy, self.done = root, heavy, {}
         self.data = [
             f"data.train_files={assets / 'train.parquet'}",
             f"data.val_files={assets / 'val.parquet'}",
             f"actor_rollout_ref.model.path={assets / 'llama'}",
         ]
-        start = root / "shared/checkpoints/global_step_2/actor/base"
         self.plans = {
             "shared": (SHARED, 2, {}),
             "separate": (SEPARATE, 1, {}),
@@ -81,30 +81,29 @@ class Jobs:
         }
 
     def __getitem__(self, name: str):
-        if name in ("mixed", "zeroed") and "shared" not in self.done:
-            self["shared"]  # whose checkpoint they start from
         if name not in self.done:
             overrides, steps, env = self.plans[name]
-            self.done[name] = run(
-                self.root / name,
-                [*self.data, *COMMON, f"trainer.rollout_data_dir={self.root / name / 'rows'}", *overrides],
-                steps=steps,
-                timeout=420,
-                VERL_USE_EXTERNAL_MODULES="recording",
-                RECORDING_PATH=str(self.root / f"{name}.jsonl"),
-                **env,
-            )
+            with self.heavy:
+                self.done[name] = run(
+                    self.root / name,
+                    [*self.data, *COMMON, f"trainer.rollout_data_dir={self.root / name / 'rows'}", *overrides],
+                    steps=steps,
+                    timeout=600,
+                    VERL_USE_EXTERNAL_MODULES="recording",
+                    RECORDING_PATH=str(self.root / f"{name}.jsonl"),
+                    **env,
+                )
         return self.done[name]
 
 
 @pytest.fixture(scope="module")
-def jobs(assets):
+def jobs(assets, parity_team, heavy):
     from recipes.cpu_arithmetic.tiny_model import build_tiny_model
 
     if not (assets / "qwen3").exists():
         build_tiny_model(assets / "qwen3", style="qwen3", seed=1)
     root = Path(tempfile.mkdtemp(prefix="m"))
-    yield Jobs(root, assets)
+    yield Jobs(root, assets, parity_team.folder / "checkpoints/global_step_3/actor/base", heavy)
     shutil.rmtree(root, ignore_errors=True)
 
 
@@ -179,12 +178,12 @@ def test_both_families_learn_and_the_frozen_model_has_no_checkpoint(jobs, assets
         assert step["drmas/agent/judge/rows"] == 16
 
 
-def test_a_model_starts_from_another_mappings_checkpoint(jobs, assets):
-    start = weights(jobs["shared"], 2, "base")
+def test_a_model_starts_from_another_jobs_checkpoint(jobs, assets, parity_team):
+    start = weights(parity_team, 3, "base")
     after = weights(jobs["mixed"], 1, "gemini")
-    # One step of Adam moves a weight by about the rate, 1e-3; the checkpoint is two steps of 1e-2 from the model.
-    assert furthest(after, start) <= 2e-3
-    assert furthest(start, load_file(assets / "llama/model.safetensors")) > 1e-2
+    # One step of Adam moves a weight by about the rate, 1e-3; the checkpoint is six steps of it from the model.
+    assert furthest(after, start) <= 1.5e-3
+    assert furthest(start, load_file(assets / "llama/model.safetensors")) > 3e-3
     assert "model gemini starts from the weights of" in jobs["mixed"].log
 
 
@@ -206,11 +205,10 @@ def test_a_step_without_rows_of_a_model_is_fine(jobs):
 
 
 def test_padding_is_less_than_a_rank_for_each_update(jobs):
-    for name in ("shared", "mixed"):
-        for step in jobs[name].steps.values():
-            for key, padding in step.items():
-                if key.endswith("/padding_rows"):
-                    assert padding < step[key.replace("padding_rows", "updates")]  # times one rank
+    for step in jobs["mixed"].steps.values():
+        for key, padding in step.items():
+            if key.endswith("/padding_rows"):
+                assert padding < step[key.replace("padding_rows", "updates")]  # times one rank
     assert jobs["mixed"].steps[1]["drmas/model/small/padding_rows"] == 1  # 8 rows in 3 updates
 
 

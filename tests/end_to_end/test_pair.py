@@ -17,11 +17,11 @@ from pair_job import Pair, of_main, of_sub
 
 from verl_drmas.trainer.metrics import WHOLE_TEAM
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def pair(delegate_start, postgres_url):
+def pair(delegate_start, delegate_run, postgres_url, heavy):
     folder = Path(tempfile.mkdtemp(prefix="p"))
     main = of_main(
         delegate_start, f"trainer.rollout_data_dir={folder / 'dump'}", f"trainer.save_freq={STEPS}",
@@ -31,7 +31,9 @@ def pair(delegate_start, postgres_url):
         delegate_start, f"trainer.rollout_data_dir={folder / 'sub_dump'}", f"trainer.save_freq={STEPS}",
         "trainer.resume_mode=disable",
     )  # fmt: skip
-    yield Pair(folder, main, sub, store=postgres_url).wait(480)
+    with heavy:
+        ended = Pair(folder, main, sub, store=postgres_url).wait(600)
+    yield ended
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
-from launch import HERE, run
+from launch import run
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(1500)]
 
-JOB = (
-    "actor_rollout_ref.rollout.agent.default_agent_loop=one_call",
-    f"reward.custom_reward_function.path={HERE / 'reward.py'}",
-    "reward.custom_reward_function.name=compute_score",
-    "actor_rollout_ref.actor.use_kl_loss=true",
-    "actor_rollout_ref.actor.kl_loss_coef=0.1",
-    "actor_rollout_ref.actor.ppo_epochs=2",
-)
 # Engine against trainer: differences of float32 log-probs, which are rounding (1e-8) and nothing else while both agree.
 ROUNDING = re.compile(r"rollout_corr/|training/rollout_")
 UNLIKE = re.compile(r"timing|perf/|mfu|throughput")
@@ -35,24 +30,9 @@ def mean_rounding(metrics: dict, name: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def jobs(assets):
-    import shutil
-    import tempfile
-    from pathlib import Path
-
+def jobs(parity_team, parity_common):
     folder = Path(tempfile.mkdtemp(prefix="p"))
-    loops = folder / "loops.yaml"
-    loops.write_text("- {name: one_call, _target_: loops.OneCall}\n")
-    common = [
-        f"data.train_files={assets / 'train.parquet'}",
-        f"data.val_files={assets / 'val.parquet'}",
-        f"actor_rollout_ref.model.path={assets / 'llama'}",
-        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loops}",
-        *JOB,
-    ]
-    stock = run(folder / "stock", [*common, "algorithm.adv_estimator=grpo"], steps=3)
-    team = run(folder / "team", [*common, "+drmas=rows", "algorithm.adv_estimator=grpo_team"], steps=3)
-    yield stock, team
+    yield run(folder, [*parity_common, "algorithm.adv_estimator=grpo"], steps=3), parity_team
     shutil.rmtree(folder, ignore_errors=True)
 
 

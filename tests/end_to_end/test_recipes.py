@@ -1,6 +1,6 @@
 """The smallest run of each kind of the recipes: scripts and shipped files, made small by overrides alone.
 
-Half of them are drills, since each costs over a minute; `drmas_math` on a shared model is in `test_math.py`.
+Drills, since each costs minutes; `drmas_math` on a shared model is in `test_math.py`, which `make test` runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from recipe_job import ROLLOUT, check, play
 from verl_drmas.data.parquet import prompt_row, write_rows
 from verl_drmas.data.search import SEARCH_SCHEMA, question_row
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.drill, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,6 @@ def played(short_tmp):
     return functools.partial(play, short_tmp)
 
 
-@pytest.mark.drill
 def test_math_with_four_agents(assets, sums, played):
     options = ["--variant", "four_agents", "--estimator", "grpo_team"]
     job = played("drmas_math", options, [], assets / "chatml", sums)
@@ -49,7 +48,6 @@ def test_math_with_a_single_agent_on_verls_own_trainer(assets, sums, played):
     assert last["prompt_length/min"] > 100  # bytes: the solver's prompt, not the bare question
 
 
-@pytest.mark.drill
 def test_search_with_a_model_for_each_agent(assets, played):
     from verl_drmas.retrieval.build import IndexSettings, build_index
 
@@ -104,9 +102,7 @@ ARM_OPTIONS = {
 
 
 @pytest.mark.timeout(900)  # the first of them teaches the models
-@pytest.mark.parametrize(
-    "arm", ["co_train", *(pytest.param(arm, marks=pytest.mark.drill) for arm in ("unaligned", "main_only"))]
-)
+@pytest.mark.parametrize("arm", ["co_train", "unaligned", "main_only"])
 def test_research_with_a_team(arm, delegate_start, played, short_tmp):
     start = short_tmp / "stage_1"
     start.mkdir()
@@ -144,7 +140,6 @@ def test_research_with_a_team(arm, delegate_start, played, short_tmp):
         assert 8 * calls - dropped + added == pytest.approx(2 * 8 * (1 - without))
 
 
-@pytest.mark.drill
 def test_research_with_a_single_agent_on_verls_own_trainer(assets, played):
     rows = [question_row(f"How old is city {i}?", ["old"], data_source="c", split="train", index=i) for i in range(8)]
     data = write_rows(rows, assets / "recipes_research.parquet", schema=SEARCH_SCHEMA)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 from launch import run
 from metric_page import of_run
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(2400)]
 
 TEAM = (
     "+drmas=base",
@@ -34,12 +37,8 @@ UNLIKE = re.compile(r"timing|seconds/|perf/|mfu|(best|worst|maj)@")
 
 
 @pytest.fixture(scope="module")
-def jobs(assets, tmp_path_factory):
+def jobs(assets, heavy):
     """The job run through, and the same job stopped after step 2 and resumed."""
-    import shutil
-    import tempfile
-    from pathlib import Path
-
     overrides = [
         f"data.train_files={assets / 'train.parquet'}",
         f"data.val_files={assets / 'val.parquet'}",
@@ -48,11 +47,13 @@ def jobs(assets, tmp_path_factory):
         "trainer.resume_mode=auto",
     ]
     folders = [Path(tempfile.mkdtemp(prefix="t")) for _ in range(2)]
-    whole = run(folders[0], overrides, steps=4, timeout=420)
+    with heavy:
+        whole = run(folders[0], overrides, steps=4, timeout=600)
     shutil.copytree(folders[0] / "checkpoints", folders[1] / "checkpoints")
     shutil.rmtree(folders[1] / "checkpoints" / "global_step_4")
     (folders[1] / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
-    resumed = run(folders[1], overrides, steps=4, timeout=420)
+    with heavy:
+        resumed = run(folders[1], overrides, steps=4, timeout=600)
     yield whole, resumed
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
