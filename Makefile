@@ -12,11 +12,11 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet $(PIP_ARGS)
 PYTEST = timeout --kill-after=30 $(1) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-.PHONY: help install train train-separate train-heterogeneous train-search train-delegate train-pair test test-fast test-processes test-end-to-end lint drills bench
+.PHONY: help install train train-separate train-heterogeneous train-search train-delegate train-pair test test-fast test-long test-end-to-end lint drills bench
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make install | train | train-separate | train-heterogeneous | train-search | train-delegate | train-pair | test | test-fast | test-processes | test-end-to-end | lint | drills | bench"
+	@echo "make install | train | train-separate | train-heterogeneous | train-search | train-delegate | train-pair | test | test-fast | test-long | test-end-to-end | lint | drills | bench"
 
 install: $(STAMP)
 
@@ -39,20 +39,20 @@ train-separate train-heterogeneous: train-%: $(STAMP)
 train-search train-delegate train-pair: train-%: $(STAMP)
 	PATH="$(BIN):$$PATH" recipes/cpu_$*/run.sh $(TRAIN_ARGS)
 
-test: test-fast test-processes test-end-to-end
+test: test-fast test-long test-end-to-end
 
 # A file's tests stay in one process, which has one thread: two processes with two each would wait for each other.
 PARALLEL = OMP_NUM_THREADS=1 $(call PYTEST,1200) -n auto --maxprocesses 4 --dist loadfile
 
 test-fast: $(STAMP)
-	$(PARALLEL) -m "not process and not drill and not benchmark and not end_to_end"
+	$(PARALLEL) -m "not long and not process and not drill and not benchmark and not end_to_end"
 
-test-processes: $(STAMP)
-	$(PARALLEL) -m "process and not drill and not benchmark"
+test-long: $(STAMP)
+	$(PARALLEL) -m "(long or process) and not drill and not benchmark and not end_to_end"
 
 # Two jobs at a time: one starts its processes while another trains. Jobs that fill the memory wait for each other.
 test-end-to-end: $(STAMP)
-	$(call PYTEST,3600) -n auto --maxprocesses 2 --dist loadgroup -m "end_to_end and not drill and not benchmark"
+	$(call PYTEST,3600) -n auto --maxprocesses 2 --dist loadfile -m "end_to_end and not drill and not benchmark"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

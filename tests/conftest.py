@@ -1,4 +1,4 @@
-"""What spares all tests the same work."""
+"""What spares all tests the same work, and which files share a process of `--dist loadfile`."""
 
 import copy
 import gc
@@ -6,6 +6,28 @@ import gc
 import pytest
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
+from xdist.scheduler import LoadFileScheduling
+
+# By file: those of one name share launches of real engines, which are a session's fixtures.
+TOGETHER = {
+    "end_to_end/test_parity.py": "models",
+    "end_to_end/test_models.py": "models",
+    "end_to_end/test_delegate.py": "delegate",
+    "end_to_end/test_pair.py": "delegate",
+}
+
+
+class Together(LoadFileScheduling):
+    """Gives all files of one name to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return TOGETHER.get(file.removeprefix("tests/"), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log) -> Together | None:
+    """The `xdist_group` mark would be the usual way; pytest-xdist 3.8 doesn't see it under pytest 9."""
+    return Together(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

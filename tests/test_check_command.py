@@ -10,6 +10,8 @@ from verl_drmas.check_command import compose_as_verl, main
 from verl_drmas.config import ConfigError
 from verl_drmas.data.parquet import prompt_row, write_rows
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):

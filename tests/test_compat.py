@@ -14,6 +14,8 @@ import verl_drmas
 from verl_drmas import compat
 from verl_drmas.compat import NAMES, Name, missing
 
+pytestmark = pytest.mark.long
+
 PACKAGE = Path(verl_drmas.__file__).parent
 SOURCES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py")) if path.name != "compat.py"}
 

@@ -10,6 +10,8 @@ from verl_drmas.check_command import compose_as_verl
 from verl_drmas.compose import COMPOSED, RUN_LEVEL, policy_config
 from verl_drmas.config import ConfigError, parse
 
+pytestmark = pytest.mark.long
+
 ROOT = "actor_rollout_ref"
 
 

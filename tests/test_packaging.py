@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check"]
 

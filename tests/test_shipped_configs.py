@@ -8,6 +8,8 @@ from omegaconf import OmegaConf
 from verl_drmas.check import prepare_keys, validate_with_verl
 from verl_drmas.check_command import compose_as_verl
 
+pytestmark = pytest.mark.long
+
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Single agents run on verl's own trainer, which isn't ours to check: tests/recipes/test_drmas_recipes.py.
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.endswith("_single"))

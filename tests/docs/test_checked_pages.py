@@ -14,6 +14,8 @@ from verl_drmas.config import parse
 from verl_drmas.placement import placement
 from verl_drmas.workflows import Workflow, registry
 
+pytestmark = pytest.mark.long
+
 MODELS = text_of("docs/models.md")
 
 

@@ -14,17 +14,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 from postgres import postgres_admin  # noqa: E402, F401
 
-# Files that share a session's fixtures stay in one process; any other file is a group of its own.
-TOGETHER = {"test_parity": "models", "test_models": "models", "test_delegate": "delegate", "test_pair": "delegate"}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name the group of each test, for `--dist loadgroup`."""
-    for item in items:
-        if item.path.parent == HERE:
-            item.add_marker(pytest.mark.xdist_group(TOGETHER.get(item.path.stem, item.path.stem)))
-
 
 @pytest.fixture(scope="session")
 def heavy(tmp_path_factory: pytest.TempPathFactory) -> FileLock:

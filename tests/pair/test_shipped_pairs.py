@@ -11,6 +11,8 @@ from verl_drmas.pair.facts import read
 from verl_drmas.pair.jobs import check_fit
 from verl_drmas.trainer.contract import check_terms, terms
 
+pytestmark = pytest.mark.long
+
 MODEL = "actor_rollout_ref.model.path=org/model"
 URL = "sqlite:///store.db"
 SHARED = {"mgrpo": [], "cpu_delegate": ["drmas.workflow.tools.search.retrieval.local=index"]}

@@ -13,6 +13,8 @@ from recipes.cpu_arithmetic.tiny_model import build_tiny_model
 from verl_drmas.cli import app
 from verl_drmas.plan.command import main
 
+pytestmark = pytest.mark.long
+
 QWEN3_4B = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",

@@ -31,6 +31,8 @@ from verl_drmas.config import ConfigError
 from verl_drmas.study.cells import SINGLE, Cell, megatron
 from verl_drmas.support import estimator_refusals
 
+pytestmark = pytest.mark.long
+
 RUNS = Path("/runs")
 A = "actor_rollout_ref"
 

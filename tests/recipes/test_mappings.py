@@ -16,6 +16,8 @@ from verl_drmas.data.arithmetic import arithmetic_rows
 from verl_drmas.data.parquet import write_rows
 from verl_drmas.workflows.arithmetic import Arithmetic, ArithmeticRival
 
+pytestmark = pytest.mark.long
+
 TEAMS = pytest.mark.parametrize("name", list(Name))
 
 

@@ -33,6 +33,8 @@ from verl_drmas.study.cells import SINGLE, megatron
 from verl_drmas.study.launch import PairLaunch
 from verl_drmas.trainer.contract import check_terms, terms
 
+pytestmark = pytest.mark.long
+
 A = "actor_rollout_ref"
 CONFIGS = Path(__file__).parents[2] / "configs"
 START = Path("/start")

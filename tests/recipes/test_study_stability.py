@@ -29,6 +29,8 @@ from verl_drmas.data.parquet import write_rows
 from verl_drmas.workflows import Task
 from verl_drmas.workflows.scripted import ScriptedTeam
 
+pytestmark = pytest.mark.long
+
 SMALL = {"budget": 2000, "rate": 0.1}
 FOLDER = Path(study.__file__).parent
 

@@ -257,6 +257,7 @@ def test_a_run_of_validation_alone_is_reported(tmp_path):
     assert "not logged" in text and "40.0 (n = 1)" in text
 
 
+@pytest.mark.long
 def test_the_same_runs_give_the_same_report(tmp_path, drawn):
     for seed in (1, 2):
         write_run(
@@ -267,6 +268,7 @@ def test_the_same_runs_give_the_same_report(tmp_path, drawn):
     assert len(one.pictures) >= 8 and all(path.read_bytes().startswith(b"\x89PNG") for path in one.pictures)
 
 
+@pytest.mark.long
 def test_sixteen_times_the_steps_are_at_most_sixteen_times_the_work(tmp_path):
     """In seconds of this process's own, which a busy machine stretches alike; drawing is `test_figures.py`'s."""
     seconds = {}

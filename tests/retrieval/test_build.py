@@ -111,6 +111,7 @@ build_index([sys.argv[1]], sys.argv[2], settings)
 """
 
 
+@pytest.mark.long
 def test_killed_for_real_nothing_finished_is_done_again(many_file, tmp_path, stub_path):
     """SIGKILL in the middle of the embeddings; the second run encodes only what has no shard."""
     settings = hybrid(stub_path, vectors=VectorSettings("ivf"))

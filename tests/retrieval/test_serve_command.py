@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from verl_drmas.retrieval import IndexProblem, serve_command
 from verl_drmas.retrieval.limits import ServerSettings
 
+pytestmark = pytest.mark.long
+
 RUN = "import typer; from verl_drmas.retrieval.serve_command import serve_command as serve; typer.run(serve)"
 
 

@@ -218,6 +218,7 @@ def killed(tmp_path_factory):
             return folders
 
 
+@pytest.mark.long
 def test_every_kill_leaves_a_whole_step_to_resume_from(killed):
     picked = [resumed(root).state() for root in killed]
     assert len(picked) > 30
@@ -239,6 +240,7 @@ def test_retention_begins_when_the_new_step_is_whole(killed):
             assert [w.marker.step for w in survey(root)[0]] == [2, 3]
 
 
+@pytest.mark.long
 def test_after_every_kill_the_run_goes_on_and_clears_up(killed, tmp_path):
     for i, left in enumerate(killed):
         root = tmp_path / str(i)

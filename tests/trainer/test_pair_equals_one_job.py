@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from recorded_jobs import CALLS, CASES, LEFT_OUT, SUBS, player, train, trainee
 
+pytestmark = pytest.mark.long
+
 EQUAL = [name for name in CASES if name != "grpo_team"]
 STEPS = tuple(CALLS)
 

@@ -15,6 +15,8 @@ from verl_drmas.trainer.records import one_number, plain
 from verl_drmas.workflows import Action
 from verl_drmas.workflows.tools import ToolCall
 
+pytestmark = pytest.mark.long
+
 STEPS = tuple(CALLS)
 
 
