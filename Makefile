@@ -42,17 +42,17 @@ train-search train-delegate train-pair: train-%: $(STAMP)
 test: test-fast test-long test-end-to-end
 
 # A file's tests stay in one process, which has one thread: two processes with two each would wait for each other.
-PARALLEL = OMP_NUM_THREADS=1 $(call PYTEST,1200) -n auto --maxprocesses 4 --dist loadfile
+PARALLEL = OMP_NUM_THREADS=1 $(call PYTEST,$(1)) -n auto --maxprocesses $(2) --dist loadfile
 
 test-fast: $(STAMP)
-	$(PARALLEL) -m "not long and not process and not drill and not benchmark and not end_to_end"
+	$(call PARALLEL,1200,4) -m "not long and not process and not drill and not benchmark and not end_to_end"
 
 test-long: $(STAMP)
-	$(PARALLEL) -m "(long or process) and not drill and not benchmark and not end_to_end"
+	$(call PARALLEL,1200,4) -m "(long or process) and not drill and not benchmark and not end_to_end"
 
 # Two jobs at a time: one starts its processes while another trains. Jobs that fill the memory wait for each other.
 test-end-to-end: $(STAMP)
-	$(call PYTEST,3600) -n auto --maxprocesses 2 --dist loadfile -m "end_to_end and not drill and not benchmark"
+	$(call PARALLEL,3600,2) -m "end_to_end and not drill and not benchmark"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -116,6 +116,7 @@ def start(
     environment = {
         **os.environ,
         **QUIET,
+        "OMP_NUM_THREADS": "1",  # two jobs run at a time, on two cores
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
         "RAY_TMPDIR": str(folder / "ray"),
         "PYTHONPATH": str(HERE),

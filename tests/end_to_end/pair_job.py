@@ -60,7 +60,7 @@ class Pair:
     ):
         self.folder, self.store = folder, store or f"sqlite:///{folder / 'store.db'}"
         folder.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, **QUIET, "DRMAS_STORE": self.store, **env}
+        environment = {**os.environ, **QUIET, "OMP_NUM_THREADS": "1", "DRMAS_STORE": self.store, **env}
         environment.pop("VLLM_CPU_KVCACHE_SPACE", None)
         command = [sys.executable, "-m", "verl_drmas.cli", "pair", "cpu_delegate_main", "cpu_delegate_sub"]
         command += [f"--run-dir={folder}", f"--restarts={restarts}"]
