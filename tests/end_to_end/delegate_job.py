@@ -15,7 +15,7 @@ def warm(folder: Path):
     from recipes.cpu_delegate.warm_start import warm_start
     from recipes.cpu_search.teaching import Settings
 
-    return warm_start(folder, Settings(team="delegate", worlds=60, clean_steps=150, clean_gate={}, bands={}))
+    return warm_start(folder, Settings(team="delegate", worlds=60, clean_steps=150, clean_gate={}, bands={}, threads=1))
 
 
 def sizes() -> list[str]:

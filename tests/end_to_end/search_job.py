@@ -20,6 +20,7 @@ def taught(folder: Path, steps: int = 90) -> WarmStart:
     """A model that knows the form of queries, verdicts and answers, and little else; about half a minute."""
     settings = Settings(
         worlds=20,
+        threads=1,  # more would wait for each other beside another job
         clean_steps=steps,
         clean_gate=dict.fromkeys(("verifier", "search", "answer"), 0.0),
         bands=dict.fromkeys(("verifier", "search", "answer"), (0.0, 1.0)),

@@ -25,18 +25,20 @@ def play(solver, critic, refiner, verifier=(), task=TASK, **settings):
 @pytest.mark.parametrize(
     ("rounds", "solver", "refiner", "verifier", "order", "answer", "reward"),
     [
-        (1, [WRONG], [RIGHT], [], "scr", "4", 1.0),  # nobody could act on a verdict
+        (1, [WRONG], [], [], "s", "5", 0.0),  # nobody could act on remarks or a verdict
         (2, [WRONG], [RIGHT], [APPROVE], "scrv", "4", 1.0),
         (2, [RIGHT], [WRONG], [APPROVE], "scrv", "5", 0.0),  # the refiner's answer counts, not the draft's
-        (2, [WRONG, WRONG], [WRONG, RIGHT], [REJECT], "scrvscr", "4", 1.0),
+        (2, [WRONG, RIGHT], [WRONG], [REJECT], "scrvs", "4", 1.0),
+        (2, [RIGHT, WRONG], [RIGHT], [REJECT], "scrvs", "5", 0.0),  # a rejected solution's successor counts
         (3, [WRONG, RIGHT], [WRONG, RIGHT], [REJECT, APPROVE], "scrvscrv", "4", 1.0),
+        (3, [WRONG, WRONG, RIGHT], [WRONG, WRONG], [REJECT, REJECT], "scrvscrvs", "4", 1.0),
     ],
 )
 def test_every_path(rounds, solver, refiner, verifier, order, answer, reward):
-    outcome, team, workflow = play(solver, [REMARK] * len(solver), refiner, verifier, max_rounds=rounds)
+    outcome, team, workflow = play(solver, [REMARK] * len(refiner), refiner, verifier, max_rounds=rounds)
     assert "".join(a.agent_id[0] for a in team.actions) == order
     assert (outcome.answer, outcome.reward, outcome.correct) == (answer, reward, reward)
-    assert outcome.metrics["rounds"] == len(refiner)
+    assert outcome.metrics["rounds"] == len(solver)
     assert all(workflow.reward(a, outcome) == reward for a in team.actions)  # one outcome for all
     for agent_id, (fewest, most) in workflow.activations().items():
         assert fewest <= sum(a.agent_id == agent_id for a in team.actions) <= most
@@ -45,16 +47,17 @@ def test_every_path(rounds, solver, refiner, verifier, order, answer, reward):
 def test_activations():
     assert FourAgents(FourAgents.Settings(max_rounds=2)).activations() == {
         "solver": (1, 2),
-        "critic": (1, 2),
-        "refiner": (1, 2),
+        "critic": (1, 1),
+        "refiner": (1, 1),
         "verifier": (1, 1),
     }
-    assert FourAgents(FourAgents.Settings(max_rounds=1)).activations()["verifier"] == (0, 0)
+    alone = FourAgents(FourAgents.Settings(max_rounds=1)).activations()
+    assert alone == {"solver": (1, 1), "critic": (0, 0), "refiner": (0, 0), "verifier": (0, 0)}
 
 
 def test_everybody_sees_the_problem_and_all_that_was_said_before():
-    _, team, _ = play([WRONG, RIGHT], [REMARK, FINE], [WRONG + " still", RIGHT + "."], [REJECT])
-    said = [WRONG, REMARK, WRONG + " still", REJECT, RIGHT, FINE, RIGHT + "."]
+    _, team, _ = play([WRONG, RIGHT], [REMARK, FINE], [WRONG + " still", RIGHT + "."], [REJECT, APPROVE], max_rounds=3)
+    said = [WRONG, REMARK, WRONG + " still", REJECT, RIGHT, FINE, RIGHT + ".", APPROVE]
     roles = {"solver": SOLVER, "critic": CRITIC, "refiner": REFINER, "verifier": VERIFIER}
     for turn, (agent_id, messages) in enumerate(team.seen):
         text = messages[0]["content"]
@@ -104,15 +107,15 @@ def test_remarks_cut_at_their_limit_are_invalid(monkeypatch):
     assert [a.valid for a in team.actions] == [True, False, True, True]
 
 
-@pytest.mark.parametrize(("on_invalid", "order"), [("reject", "scrvscr"), ("approve", "scrv")])
+@pytest.mark.parametrize(("on_invalid", "order"), [("reject", "scrvs"), ("approve", "scrv")])
 def test_an_invalid_verdict_counts_as_the_setting_says(on_invalid, order):
-    _, team, _ = play([RIGHT] * 2, [FINE] * 2, [RIGHT] * 2, ["I agree."], on_invalid=on_invalid)
+    _, team, _ = play([RIGHT] * 2, [FINE], [RIGHT], ["I agree."], on_invalid=on_invalid)
     assert "".join(a.agent_id[0] for a in team.actions) == order
     assert team.actions[3].valid is False
 
 
 def test_a_verdict_reward_is_the_verifiers_own():
-    outcome, team, workflow = play([RIGHT] * 2, [FINE] * 2, [WRONG, RIGHT], [REJECT], verdict_reward=0.5)
+    outcome, team, workflow = play([RIGHT] * 2, [FINE], [WRONG], [REJECT], verdict_reward=0.5)
     rewards = [(a.agent_id, workflow.reward(a, outcome)) for a in team.actions]
     assert rewards[3] == ("verifier", 0.5)
     assert {r for agent_id, r in rewards if agent_id != "verifier"} == {1.0}
@@ -121,20 +124,26 @@ def test_a_verdict_reward_is_the_verifiers_own():
 @pytest.mark.parametrize(
     ("solver", "refiner", "expected"),
     [
-        ([WRONG, WRONG], [WRONG, RIGHT], {"mended": 0.5}),
-        ([RIGHT, WRONG], [WRONG, RIGHT], {"mended": 1.0, "spoilt": 1.0}),
-        ([RIGHT, RIGHT], [RIGHT, RIGHT], {"spoilt": 0.0}),
+        ([WRONG, WRONG, RIGHT], [WRONG, RIGHT], {"mended": 0.5}),
+        ([RIGHT, WRONG, WRONG], [WRONG, RIGHT], {"mended": 1.0, "spoilt": 1.0}),
+        ([RIGHT, RIGHT, RIGHT], [RIGHT, RIGHT], {"spoilt": 0.0}),
     ],
 )
 def test_what_the_refiner_made_of_the_drafts(solver, refiner, expected):
-    metrics = play(solver, [FINE, FINE], refiner, [REJECT])[0].metrics
+    metrics = play(solver, [FINE, FINE], refiner, [REJECT, REJECT], max_rounds=3)[0].metrics
     assert {name: metrics[name] for name in ("mended", "spoilt") if name in metrics} == expected
     assert metrics["solver_success"] == (solver[-1] == RIGHT)
     assert metrics["refiner_success"] == (refiner[-1] == RIGHT)
-    # The verdict was on the first round's refined solution.
-    judged = "right" if refiner[0] == RIGHT else "wrong"
-    assert metrics[f"verifier_accuracy_{judged}"] == (judged == "wrong")
+    assert metrics["first_success"] == (refiner[0] == RIGHT)
+    # The verdicts were on the refined solutions.
+    for judged, text in (("right", RIGHT), ("wrong", WRONG)):
+        assert metrics.get(f"verifier_accuracy_{judged}") == ((judged == "wrong") if text in refiner else None)
     assert metrics["approved"] == 0.0
+
+
+def test_a_refiner_that_never_spoke_has_no_numbers():
+    metrics = play([RIGHT], [], [], max_rounds=1)[0].metrics
+    assert metrics == {"rounds": 1.0, "solver_success": 1.0, "first_success": 1.0}
 
 
 @pytest.mark.parametrize("failing", ["solver", "critic", "refiner", "verifier"])

@@ -23,12 +23,13 @@ TITLES = {"solver": "Solution", "critic": "Remarks", "refiner": "Solution", "ver
 
 @register_workflow("four_agents")
 class FourAgents(SolverVerifier):
-    """At most `max_rounds` rounds of solver, critic and refiner, with a verifier turn between any two of them.
+    """At most `max_rounds` rounds; in all but the last, critic, refiner and verifier follow the solver.
 
-    The order of the agents is the reference code's; that the last round has no verifier, because nobody could act on
-    its verdict, is as in `solver_verifier`. All see everything the team has said, though not its thinking; the last
-    text of the refiner is the answer. A solution without a boxed answer, a verdict that isn't one, and remarks that are
-    empty or cut at their limit are invalid actions.
+    As in the reference code (its class of the math team, at the commit that added the two agents): the last round ends
+    with the solver, as in `solver_verifier`, so that two rounds are solver, critic, refiner, verifier, solver. All see
+    everything the team has said, though not its thinking; the last solution, be it the solver's or the refiner's, is
+    the answer. A solution without a boxed answer, a verdict that isn't one, and remarks that are empty or cut at their
+    limit are invalid actions.
     """
 
     agents = ("solver", "critic", "refiner", "verifier")
@@ -36,29 +37,31 @@ class FourAgents(SolverVerifier):
     async def run(self, task: Task, team: Team) -> Outcome:
         said: list[tuple[str, str]] = []
         drafts: list[float] = []
-        scores: list[float] = []
+        refined: list[float] = []
         verdicts: list[tuple[bool, float]] = []
         for round_ in range(self.settings.max_rounds):
             draft = await team["solver"].act(self.prompt("solver", task, said))
-            drafts.append((await self.grade(draft, task))[1])
+            answer, correct = await self.grade(draft, task)
+            drafts.append(correct)
             said.append(("solver", after_thinking(draft.text) or ""))
+            if round_ + 1 == self.settings.max_rounds:
+                break
             remarks = await team["critic"].act(self.prompt("critic", task, said))
             said.append(("critic", after_thinking(remarks.text) or ""))
             remarks.valid = bool(said[-1][1].strip()) and not remarks.truncated
             solution = await team["refiner"].act(self.prompt("refiner", task, said))
             answer, correct = await self.grade(solution, task)
-            scores.append(correct)
+            refined.append(correct)
             said.append(("refiner", after_thinking(solution.text) or ""))
-            if round_ + 1 == self.settings.max_rounds:
-                break
             check = await team["verifier"].act(self.prompt("verifier", task, said))
             approved = self.judge(check, correct)
             verdicts.append((approved, correct))
             said.append(("verifier", after_thinking(check.text) or ""))
             if approved:
                 break
-        metrics = {**self.metrics(scores, verdicts), **refinement(drafts, scores)}
-        return Outcome(reward=scores[-1], correct=scores[-1], answer=answer, metrics=metrics)
+        by_round = [*refined, *drafts[len(refined) :]]  # what each round ended with
+        metrics = {**self.metrics(by_round, verdicts), **refinement(drafts, refined)}
+        return Outcome(reward=correct, correct=correct, answer=answer, metrics=metrics)
 
     def prompt(self, agent_id: str, task: Task, said: list[tuple[str, str]]) -> list[Message]:
         """What an agent sees: its role, the problem, and everything the team has said."""
@@ -67,21 +70,23 @@ class FourAgents(SolverVerifier):
 
     def activations(self) -> dict[str, tuple[int, int]]:
         rounds = self.settings.max_rounds
-        each = dict.fromkeys(("solver", "critic", "refiner"), (1, rounds))
-        return {**each, "verifier": (min(1, rounds - 1), rounds - 1)}
+        others = dict.fromkeys(("critic", "refiner", "verifier"), (min(1, rounds - 1), rounds - 1))
+        return {"solver": (1, rounds), **others}
 
 
-def refinement(drafts: list[float], scores: list[float]) -> dict[str, float]:
-    """Whether solver and refiner were right at the end of a session, and what the refiner made of the drafts: shares of
+def refinement(drafts: list[float], refined: list[float]) -> dict[str, float]:
+    """Whether solver and refiner were right when they last spoke, and what the refiner made of the drafts: shares of
     the wrong ones that it mended, of the right ones that it spoilt.
 
     Args:
         drafts: Of each round, whether the solver was right.
-        scores: Of each round, whether the refiner was.
+        refined: Of each round with a refiner, whether it was; at most one shorter than `drafts`.
     """
-    numbers = {"solver_success": drafts[-1], "refiner_success": scores[-1]}
+    numbers = {"solver_success": drafts[-1]}
+    if refined:
+        numbers["refiner_success"] = refined[-1]
     for name, before in (("mended", 0.0), ("spoilt", 1.0)):
-        changed = [float(after != before) for draft, after in zip(drafts, scores, strict=True) if draft == before]
+        changed = [float(after != before) for draft, after in zip(drafts, refined, strict=False) if draft == before]
         if changed:
             numbers[name] = sum(changed) / len(changed)
     return numbers
