@@ -21,9 +21,9 @@ STUDY = Study(
         "table1": columns("4b", "8b"),
         # Beyond the paper: statistics over activations, of all agents together, which parts its two changes.
         "control": [Cell(size, name, "grpo_activation") for size in ("4b", "8b") for name in ("shared", "separate")],
-        # The reference code's variants. Each goes with any size, mapping and estimator.
-        "dapo": [Cell("4b", "shared", name, "dapo") for name in ("grpo_team", "drmas")],
-        "gspo": [Cell("4b", "shared", name, "gspo") for name in ("grpo_team", "drmas")],
+        # The reference code's variants, on its scripts' models. Each goes with any size, mapping and estimator.
+        "dapo": [Cell("4b", "separate", name, "dapo") for name in ("grpo_team", "drmas")],
+        "gspo": [Cell("4b", "separate", name, "gspo") for name in ("grpo_team", "drmas")],
         "four_agents": [
             Cell("4b", mapping, name, "four_agents")
             for mapping in ("shared", "separate")

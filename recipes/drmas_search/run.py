@@ -31,8 +31,8 @@ STUDY = Study(
         "gradient_norms": [Cell(size, "separate", name) for size in ("3b", "7b") for name in ("grpo_team", "drmas")],
         # Beyond the paper: statistics over activations, of all agents together, which parts its two changes.
         "control": [Cell(size, name, "grpo_activation") for size in ("3b", "7b") for name in ("shared", "separate")],
-        # The reference code's variants. Each goes with any size, mapping and estimator.
-        "dapo": [Cell("3b", "shared", name, "dapo") for name in ("grpo_team", "drmas")],
+        # The reference code's variants, on its scripts' models. Each goes with any size, mapping and estimator.
+        "dapo": [Cell("7b", "separate", name, "dapo") for name in ("grpo_team", "drmas")],
         "gspo": [Cell("3b", "shared", name, "gspo") for name in ("grpo_team", "drmas")],
     },
 )

@@ -85,9 +85,9 @@ STUDY = Study(
         "figure7": [cell("co_train", "2"), cell("main_only", "2"), cell("single", "2")],
         "figure8": [cell("co_train", "2"), cell("unaligned", "2")],
         "decoupled": [cell("co_train", "2", "pair")],
-        # Beyond the paper: both stages in one run, its objective to the letter, one model in both roles.
+        # Beyond the paper: both stages in one run, the ratio of a trajectory, one model in both roles.
         "curriculum": [cell("co_train", BOTH)],
-        "literal": [cell("co_train", "2", variant="gspo")],
+        "trajectory_ratio": [cell("co_train", "2", variant="gspo")],
         "shared": [cell("co_train", "2", "shared")],
     },
 )

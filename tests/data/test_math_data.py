@@ -133,7 +133,7 @@ def test_the_papers_files_by_name(hub):
 
 def test_a_set_of_another_size_is_noted(hub, monkeypatch):
     monkeypatch.setitem(SOURCES, "amc23", dataclasses.replace(SOURCES["amc23"], size=41))
-    assert load_prompts(["amc23"]).notes == ["amc23: knoveleng/AMC-23 has 40 rows, the paper's set 41"]
+    assert load_prompts(["amc23"]).notes == ["amc23: knoveleng/AMC-23 has 40 rows, expected were 41"]
 
 
 def test_hub_errors_are_one_line(hub):

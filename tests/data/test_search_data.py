@@ -191,7 +191,7 @@ def test_the_papers_files_by_name(hub):
     rows, notes = load_questions(["paper-train"])
     assert sets(rows) == hub["train"]
     assert {row["extra_info"]["split"] for row in rows} == {"train"}
-    assert notes == [f"paper-train: {HUB} has 80 rows, the paper's set 169615"]
+    assert notes == [f"paper-train: {HUB} has 80 rows, expected were 169615"]
     rows, notes = load_questions(["paper-test"])
     assert sets(rows) == hub["test"] and len(notes) == 7
     assert {row["extra_info"]["split"] for row in rows} == {"test"}
@@ -209,7 +209,7 @@ def test_the_papers_files_by_name(hub):
 def test_each_set_by_name(hub, monkeypatch, name):
     rows, notes = load_questions([name])
     assert sets(rows) == {name: hub["test"][name]}
-    assert notes == [f"{name}: {HUB} has {len(rows)} rows, the paper's set {SOURCES[name]}"]
+    assert notes == [f"{name}: {HUB} has {len(rows)} rows, expected were {SOURCES[name]}"]
     monkeypatch.setitem(SOURCES, name, len(rows))
     assert load_questions([name]).notes == []
 

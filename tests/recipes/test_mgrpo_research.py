@@ -249,7 +249,7 @@ def test_the_single_agent_runs_on_verls_own_trainer_and_loop_with_the_teams_tool
     rollout = config.actor_rollout_ref.rollout
     assert rollout.agent.default_agent_loop == "tool_agent"
     turns = rollout.multi_turn
-    assert (turns.max_assistant_turns, turns.max_parallel_calls, turns.format) == (20, 4, "hermes")
+    assert (turns.max_assistant_turns, turns.max_parallel_calls, turns.format) == (20, 1, "hermes")
     assert load_extern_object(config.data.custom_cls.path, config.data.custom_cls.name).__name__ == "SearcherPrompts"
     assert get_custom_reward_fn(config) is not None
     assert config.reward.custom_reward_function.reward_kwargs == {"format_weight": 0.1, "correct_weight": 0.9}

@@ -155,7 +155,7 @@ def _load(
         drop_missing=drop_missing,
     )
     if known and known.size not in (None, len(raw)):
-        loaded.notes.append(f"{part.source}: {known.hub} has {len(raw)} rows, the paper's set {known.size}")
+        loaded.notes.append(f"{part.source}: {known.hub} has {len(raw)} rows, expected were {known.size}")
     return loaded
 
 

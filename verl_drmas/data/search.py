@@ -252,7 +252,7 @@ def _load_known(source: str, *, data_source: str | None, **asked: Any) -> Loaded
     if first is not None:  # before --data-source gives all sets one name
         raw = _first_of_each(raw, first)
     rows, told = convert_rows(raw, file=source, name=source, split=use, data_source=data_source, **asked)
-    notes = [f"{name}: {HUB} has {found} rows, the paper's set {size}" for name, (found, size) in differ.items()]
+    notes = [f"{name}: {HUB} has {found} rows, expected were {size}" for name, (found, size) in differ.items()]
     return Loaded(rows, told + notes)
 
 

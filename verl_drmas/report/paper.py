@@ -66,7 +66,10 @@ def cell_of(settings: Settings, sources: Collection[str]) -> tuple[Cell | None, 
         known = ", ".join(table["workflow"] for table in tables()["tables"].values())
         return None, f"the workflow {settings.workflow} is none of the paper's ({known})"
     if settings.mapping == HETEROGENEOUS:
-        return None, "the paper tells latency and cost of its heterogeneous team (figure 5), and no accuracy in a table"
+        return None, (
+            "the paper has no accuracy of its heterogeneous team in a table, but 31.6 % less latency and 41.8 % less "
+            "cost than the shared team's (figure 5)"
+        )
     names = {name.split("/")[-1].lower() for name in settings.models.values()}
     model = next((m for m in tables()["tables"][task]["models"] if {m.lower()} == names), None)
     if model is None:
