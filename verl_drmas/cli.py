@@ -98,7 +98,9 @@ def trace(
         list[int] | None, typer.Option(help="Which, several times; default: the one written last.", metavar="N")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every step that was dumped.")] = False,
-    sessions: Annotated[int, typer.Option(help="Most sessions on a page; prompts are taken whole.", metavar="K")] = 32,
+    sessions: Annotated[
+        int, typer.Option(help="Most sessions on a page; prompts are taken whole where they fit.", metavar="K")
+    ] = 32,
     prompt: Annotated[
         list[int] | None, typer.Option(help="Show this prompt whole, by dataset index; several times.", metavar="INDEX")
     ] = None,

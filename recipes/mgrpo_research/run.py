@@ -100,6 +100,7 @@ CURRICULUM = (
     f"{{name: collaboration, files: [{quoted(STAGE_FILES['2'])}]}}]"
 )
 TOOLS = Path(__file__).resolve().parent / "research_tools.yaml"  # the single agent's, for verl's own registry
+PAIRED = ("mgrpo", "drmas")
 SHARED = ("drmas.agents.searcher.model=main", "~drmas.models.sub")
 # The scripts' parallelism of a mixture of experts, on Megatron; the main agent's has two stages of a pipeline.
 EXPERTS = (
@@ -144,6 +145,11 @@ def plan(
         raise ConfigError(
             f"--estimator (with --arm unaligned) is {cell.estimator!r}; known: mgrpo, the one that has an alignment to "
             "leave out"
+        )
+    if cell.mapping == "pair" and cell.estimator not in PAIRED:
+        raise ConfigError(
+            f"--estimator (with --mapping pair) is {cell.estimator!r}; known: {', '.join(PAIRED)}: a job holds its own "
+            "agents alone, so that groups must be of one agent"
         )
     if cell.stage == "2" and start is None:
         raise ConfigError(

@@ -137,7 +137,11 @@ def test_xbench_in_clear_stays_as_it_is(tmp_path):
     assert [(r["extra_info"]["question"], *r["reward_model"]["ground_truth"]) for r in from_csv.rows] == XBENCH
     assert len(from_csv.notes) == 1  # its size alone
     plain = [{"prompt": row["prompt"], "answer": row["answer"]} for row in clear]
-    assert load_xbench(save(tmp_path / "clear.jsonl", plain)).rows == from_csv.rows
+    loaded = load_xbench(save(tmp_path / "clear.jsonl", plain))
+    assert loaded.rows == from_csv.rows
+    assert loaded.notes[-1].endswith(
+        "has neither canary nor reference_steps, which the published file has; is it XBench's?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,6 +190,11 @@ def webwalker_row(number, lang="en", **info):
 
 
 WEBWALKER = [webwalker_row(0), webwalker_row(1, "zh", type="single_source"), webwalker_row(2, "")]
+
+
+def test_another_file_is_told_from_webwalkerqa(tmp_path):
+    with pytest.raises(ValueError, match="row 0: neither 'info' nor 'root_url', one of which WebWalkerQA has"):
+        load_webwalker(save(tmp_path / "t.jsonl", [{"question": "q", "answer": "a"}]))
 
 
 def test_webwalkerqa_with_type_and_difficulty(tmp_path):

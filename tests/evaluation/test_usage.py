@@ -58,7 +58,12 @@ def test_a_file_of_prices(tmp_path):
     "text, says",
     [
         ("models: {m: {prompt: 1}}", r"prices.yaml.models.m.response: missing"),
-        ("models: {m: {prompt: -1, response: 1}}", r"prices.yaml.models.m.prompt is -1.0; a price is 0 or above"),
+        (
+            "models: {m: {prompt: -1, response: 1}}",
+            r"prices.yaml.models.m.prompt is -1.0; a price is a number, 0 or above",
+        ),
+        ("models: {m: {prompt: .nan, response: 1}}", r"prices.yaml.models.m.prompt is nan; a price is a number"),
+        ("models: {m: {prompt: 1, response: .inf}}", r"prices.yaml.models.m.response is inf; a price is a number"),
         ("models: {m: {prompt: 1, respons: 1}}", r"prices.yaml.models.m.respons: unknown key; did you mean 'response'"),
         ("models: {m: {prompt: free, response: 1}}", r"prices.yaml.models.m.prompt: 'free' is not valid"),
         ("m: [", r"--prices .*prices.yaml: while parsing"),

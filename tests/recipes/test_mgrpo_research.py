@@ -320,6 +320,10 @@ def test_names_of_runs_differ():
             ["--arm", "unaligned", "--estimator", "drmas"],
             r"--estimator \(with --arm unaligned\) is 'drmas'; known",
         ),
+        (
+            ["--mapping", "pair", "--estimator", "grpo_team"],
+            r"--estimator \(with --mapping pair\) is 'grpo_team'; known",
+        ),
         (["--list", "figure9"], "--list is 'figure9'; did you mean 'figure"),
     ],
 )

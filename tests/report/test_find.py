@@ -56,6 +56,16 @@ def test_dumps_and_checkpoints_are_no_runs(tmp_path):
     assert [file.name for file in run.files] == ["metrics.jsonl"]
 
 
+def test_links_are_followed_and_lead_to_no_run_twice_or_for_ever(tmp_path):
+    write_run(tmp_path / "elsewhere" / "one", seed=1, steps=3)
+    write_run(tmp_path / "runs" / "two", seed=2, steps=3)
+    (tmp_path / "runs" / "linked").symlink_to(tmp_path / "elsewhere" / "one")
+    (tmp_path / "runs" / "again").symlink_to(tmp_path / "runs" / "two")
+    (tmp_path / "runs" / "up").symlink_to(tmp_path / "runs")
+    runs, _ = find_runs([tmp_path / "runs"])
+    assert sorted(run.files[0].resolve().parent.name for run in runs) == ["one", "two"]
+
+
 def test_names_that_meet_get_the_folders_above(tmp_path):
     for project in ("math", "search"):
         write_run(tmp_path / project / "seed1", seed=len(project), steps=3)

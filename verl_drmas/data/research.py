@@ -121,6 +121,8 @@ def load_xbench(
     raw = _read_csv(file) if Path(file).suffix == ".csv" else read_rows(file)
     _need(raw, ("prompt", "answer"), file, "XBench-DeepSearch")
     notes = _size_note(raw, file, "xbench_deepsearch")
+    if not any(row.keys() & {"canary", "reference_steps"} for row in raw):
+        notes.append(f"{file}: has neither canary nor reference_steps, which the published file has; is it XBench's?")
     rows = [_decrypted(row, f"{file}: row {number}") for number, row in enumerate(raw)]
     count = sum(encrypted for _, encrypted in rows)
     if 0 < count < len(rows):
@@ -174,6 +176,7 @@ def load_webwalker(
     """
     raw = [{key.lower(): value for key, value in row.items()} for row in read_rows(file)]
     _need(raw, ("question", "answer", *(("root_url",) if root_url else ())), file, "WebWalkerQA")
+    _need_one(raw, ("info", "root_url"), file, "WebWalkerQA")
     notes = _size_note(raw, file, "webwalkerqa")
     kept = []
     for number, row in enumerate(raw):
@@ -298,6 +301,16 @@ def _need(raw: Sequence[dict[str, Any]], fields: Sequence[str], file: str, what:
                     f"{file}: row {number}: no field {field!r}, which {what} has (fields: {', '.join(row)}); "
                     "is it another file?"
                 )
+
+
+def _need_one(raw: Sequence[dict[str, Any]], fields: Sequence[str], file: str, what: str) -> None:
+    """Question and answer alone are any data set's; a row of a benchmark has one of these fields beside them."""
+    for number, row in enumerate(raw):
+        if not row.keys() & {*fields}:
+            raise ValueError(
+                f"{file}: row {number}: neither {' nor '.join(map(repr, fields))}, one of which {what} has (fields: "
+                f"{', '.join(row)}); is it another file?"
+            )
 
 
 def _size_note(raw: Sequence[Any], file: str, name: str) -> list[str]:

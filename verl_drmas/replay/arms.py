@@ -180,19 +180,21 @@ def _changed(step: DumpedStep, estimator: str, changes: Mapping[str, str]) -> di
 
 def _alignment(step: DumpedStep, given: Mapping[str, Any] | None, estimator: str) -> StepAlignment:
     given = {"mode": "sample", "seed": 0, "step": step.step, **(given or {})}
-    for key, example in (("aligned", "alignment.aligned=[finder]"), ("target", "drmas.alignment.target=8")):
-        if given.get(key) is None:
-            raise DumpError(
-                f"{step.file}: its run didn't align trajectories, and {estimator} needs to know how: --set {example}"
-            )
+    agents = sorted({*step.settings["section"]["agents"], *(row.agent for row in step.rows)})
+    examples = {"aligned": "alignment.aligned=[AGENT, ...]", "target": "drmas.alignment.target=8"}
+    missing = [f"--set {example}" for key, example in examples.items() if given.get(key) is None]
+    if missing:
+        raise DumpError(
+            f"{step.file}: its run didn't align trajectories, and {estimator} needs to know how: {' '.join(missing)} "
+            f"(its agents: {', '.join(agents)})"
+        )
     aligned = [given["aligned"]] if isinstance(given["aligned"], str) else list(given["aligned"])
     target = given["target"]
     if not isinstance(target, Mapping):
         target = dict.fromkeys(aligned, target)
-    agents = sorted({row.agent for row in step.rows})
     for agent in aligned:
-        if agent not in agents and agent not in target:
-            raise DumpError(f"--set alignment.aligned={agent}: no row is of that agent; {nearest(agent, agents)}")
+        if agent not in agents:
+            raise DumpError(f"--set alignment.aligned={agent}: the team has no such agent; {nearest(agent, agents)}")
     return StepAlignment(tuple(aligned), dict(target), given["mode"], int(given["seed"]), int(given["step"]))
 
 

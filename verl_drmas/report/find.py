@@ -160,8 +160,13 @@ def _in_folder(folder: Path, depth: int) -> Iterator[_Place]:
             yield _Place((text,), Kind.CONSOLE, folder, False, _named_after(text, Kind.CONSOLE))
     if depth < DEEPEST:
         for child in children:
-            if child.is_dir() and not child.is_symlink() and not child.name.startswith((".", *ELSEWHERE)):
+            if child.is_dir() and not child.name.startswith((".", *ELSEWHERE)) and not _leads_back(child):
                 yield from _in_folder(child, depth + 1)
+
+
+def _leads_back(folder: Path) -> bool:
+    """Whether a link points to a folder that it lies in."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _run_folder(folder: Path) -> Iterator[_Place]:

@@ -210,7 +210,9 @@ def join(entries: Iterable[Entry], *, name: str, source: str, cut: list[Path] | 
         for gone in entry.lost & metrics.keys():
             del metrics[gone]
     if not steps:
-        raise RunLogError(f"{source}: holds no step; the run ended before its first step was logged")
+        raise RunLogError(
+            f"{source}: holds no step: the run ended before its first one was logged, or this is no log of a run"
+        )
     return RunLog(
         name=name,
         steps=tuple(Step(step, steps[step][0], frozenset(steps[step][1])) for step in sorted(steps)),

@@ -110,7 +110,7 @@ def _phases(
         "Seconds of each phase are means over all training steps of a run, the first among them (where engines and "
         "compilers start), then over runs with the standard error; a test's are spread over all steps. Other: what "
         "a step took beyond verl's timers. Tokens: rollout samples its own; log-probs, advantages and updates take "
-        "the whole batch (with frozen agents, an update takes less)."
+        "the whole batch (with agents that are frozen, or trained by another job, log-probs and updates take less)."
     )
     head = ("configuration", "phase", "seconds a step", "share", "tokens a step", "tokens a second")
     return [
