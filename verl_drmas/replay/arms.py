@@ -190,10 +190,11 @@ def _alignment(step: DumpedStep, given: Mapping[str, Any] | None, estimator: str
         )
     aligned = [given["aligned"]] if isinstance(given["aligned"], str) else list(given["aligned"])
     target = given["target"]
+    known = {*agents, *(target if isinstance(target, Mapping) else ())}  # one job of a pair aligns with the other's
     if not isinstance(target, Mapping):
         target = dict.fromkeys(aligned, target)
     for agent in aligned:
-        if agent not in agents:
+        if agent not in known:
             raise DumpError(f"--set alignment.aligned={agent}: the team has no such agent; {nearest(agent, agents)}")
     return StepAlignment(tuple(aligned), dict(target), given["mode"], int(given["seed"]), int(given["step"]))
 
