@@ -25,6 +25,7 @@ class Together(LoadFileScheduling):
         return TOGETHER.get(file.removeprefix("tests/"), file)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log) -> Together | None:
     """The `xdist_group` mark would be the usual way; pytest-xdist 3.8 doesn't see it under pytest 9."""
     return Together(config, log) if config.getoption("dist") == "loadfile" else None

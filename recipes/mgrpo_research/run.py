@@ -21,6 +21,7 @@ from verl_drmas.study.cells import (
     known_or_refuse,
 )
 from verl_drmas.study.launch import Launch, PairLaunch
+from verl_drmas.support import spans_agents
 
 BOTH = "both"
 
@@ -100,7 +101,6 @@ CURRICULUM = (
     f"{{name: collaboration, files: [{quoted(STAGE_FILES['2'])}]}}]"
 )
 TOOLS = Path(__file__).resolve().parent / "research_tools.yaml"  # the single agent's, for verl's own registry
-PAIRED = ("mgrpo", "drmas")
 SHARED = ("drmas.agents.searcher.model=main", "~drmas.models.sub")
 # The scripts' parallelism of a mixture of experts, on Megatron; the main agent's has two stages of a pipeline.
 EXPERTS = (
@@ -146,10 +146,11 @@ def plan(
             f"--estimator (with --arm unaligned) is {cell.estimator!r}; known: mgrpo, the one that has an alignment to "
             "leave out"
         )
-    if cell.mapping == "pair" and cell.estimator not in PAIRED:
+    if cell.mapping == "pair" and spans_agents(cell.estimator):
+        known = ", ".join(name for name in ESTIMATORS if not spans_agents(name))
         raise ConfigError(
-            f"--estimator (with --mapping pair) is {cell.estimator!r}; known: {', '.join(PAIRED)}: a job holds its own "
-            "agents alone, so that groups must be of one agent"
+            f"--estimator (with --mapping pair) is {cell.estimator!r}; known: {known}: a job holds its own agents "
+            "alone, so that groups must be of one agent"
         )
     if cell.stage == "2" and start is None:
         raise ConfigError(

@@ -204,11 +204,15 @@ def test_a_step_without_rows_of_a_model_is_fine(jobs):
     assert one["drmas/model/gemini/updates"] == 1
 
 
-def test_padding_is_less_than_a_rank_for_each_update(jobs):
-    for step in jobs["mixed"].steps.values():
+@pytest.mark.parametrize("name", [pytest.param("shared", marks=pytest.mark.drill), "mixed"])
+def test_padding_is_less_than_a_rank_for_each_update(jobs, name):
+    for step in jobs[name].steps.values():
         for key, padding in step.items():
             if key.endswith("/padding_rows"):
                 assert padding < step[key.replace("padding_rows", "updates")]  # times one rank
+
+
+def test_rows_are_padded_to_the_updates_of_their_model(jobs):
     assert jobs["mixed"].steps[1]["drmas/model/small/padding_rows"] == 1  # 8 rows in 3 updates
 
 

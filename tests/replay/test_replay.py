@@ -159,8 +159,9 @@ def test_alignment_can_be_replayed_on_a_run_without_it(runs):
     ):
         assert own[0] == pytest.approx(wanted[row.line["uid"]]["advantage"], abs=1e-6)
         assert copies == wanted[row.line["uid"]]["copies"]
-    with pytest.raises(DumpError, match=r"needs to know how: --set alignment.aligned=.* --set drmas.alignment.target="):
+    with pytest.raises(DumpError, match=r"didn't align trajectories, and mgrpo needs to know how: --set align") as told:
         by(file, "mgrpo")
+    assert "--set drmas.alignment.target=8 (its agents: " in str(told.value)
     with pytest.raises(DumpError, match=r"alignment.aligned=nobody: the team has no such agent"):
         by(file, "mgrpo", **changes | {"alignment.aligned": "[nobody]"})
 
